@@ -18,7 +18,7 @@ class SequenceStats:
     new_tokens: int = 0
     target_forwards: int = 0  # the forward that reads the prompt included
     draft_forwards: int = 0
-    positions: int = 0  # window positions the target processed, prompt excluded
+    positions: int = 0  # window positions the target processed; reading the prompt counts as one, so greedy AR is 1.00
     draft_positions: int = 0
     drafted: int = 0
     accepted: int = 0

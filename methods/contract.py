@@ -1,0 +1,154 @@
+"""What a method is: the questions the engine asks at each forward, and the objective that trains its checkpoint.
+
+A method is a dataclass. Its fields are its axes: everything that can change its output, and nothing else, so that the
+identity of a run follows from the declaration. An objective is a dataclass in the same file; its fields are what a
+checkpoint's manifest records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor, nn
+
+from harness.engine.rows import Row
+from harness.engine.window import Commit, Output, Window
+from harness.errors import UserError
+
+if TYPE_CHECKING:
+    from harness.engine.cache import CursorCache
+
+
+@dataclass
+class Context:
+    """What the engine hands to a method before the first forward.
+
+    Attributes:
+        model: the target, in eval mode; a method calls it only through windows.
+        mask_token_id: the id that stands for "not yet known", or None where the checkpoint has none.
+        num_slots: rows that can be alive at once.
+        max_length: positions a slot can hold, window included.
+        most_tokens: tokens that one forward may commit at most, where the cache mode limits it (else None).
+    """
+
+    model: nn.Module
+    mask_token_id: int | None
+    num_slots: int
+    max_length: int
+    most_tokens: int | None = None
+
+
+@dataclass
+class Method:
+    """Base of all decoding methods (DESIGN §4): say what to feed, then say what to keep.
+
+    Subclasses are dataclasses; a field is an axis of the run's identity. ``validate`` in ``__post_init__``.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1  # raised by hand when the output can change
+    lossless: ClassVar[bool] = False  # equal to greedy AR on the same weights
+    checkpoint_kind: ClassVar[str]  # the method whose training makes the checkpoint; "ar_sft" for any AR model
+    objective: ClassVar[type[Objective] | None] = None
+    # Committed text sees itself causally, or block-causally in blocks of this many tokens counted from
+    # ``text_block_start`` ("prompt": the response starts a block; "sequence": position 0 does).
+    text_block: ClassVar[int | None] = None
+    text_block_start: ClassVar[str] = "prompt"
+    needs_mask_token: ClassVar[bool] = False
+
+    @classmethod
+    def axes(cls) -> tuple[str, ...]:
+        """Names of the settings that change this method's output."""
+        return tuple(f.name for f in dataclasses.fields(cls))
+
+    @classmethod
+    def from_settings(cls, shared: Mapping[str, Any], own: Mapping[str, Any]) -> Method:
+        """Build from a run's shared settings (tau, block_size, …: only the fields it has are taken) and its own options.
+
+        Raises:
+            UserError: an own option that the method does not have.
+        """
+        known = cls.axes()
+        for key in own:
+            if key not in known:
+                raise UserError(f"method.{key}", own[key], f"{cls.name} has the options {', '.join(known) or 'none'}")
+        return cls(**{k: v for k, v in shared.items() if k in known} | dict(own))
+
+    @property
+    def window(self) -> int:
+        """The most positions that this method adds to a window after the pending tokens."""
+        return 0
+
+    @property
+    def trained_block_size(self) -> int | None:
+        """Block size that the checkpoint must have been trained for, or None where it has no block size."""
+        return None
+
+    def start(self, context: Context) -> None:
+        """Prepare for a stream of rows; further models and caches of the method's own are made here."""
+        self.context = context
+
+    @property
+    def caches(self) -> Sequence[CursorCache]:
+        """Caches of the method's own; the engine moves, truncates and clears their rows with the target's."""
+        return ()
+
+    def admit(self, row: Row) -> None:
+        """A row enters its slot (its ``cached`` may be above 0 when a prefix is reused); set ``row.state`` here."""
+
+    def evict(self, row: Row) -> None:
+        """A row leaves its slot."""
+
+    def observe(self, rows: list[Row], output: Output) -> None:
+        """A forward only stored pending tokens (a prompt chunk, a cache boundary) and asked nothing."""
+
+    def propose(self, rows: list[Row]) -> Window:
+        """Window of the next forward: each row's pending tokens, then what the method adds."""
+        raise NotImplementedError
+
+    def accept(self, rows: list[Row], output: Output) -> Commit:
+        """Tokens to commit, and added positions to keep, given what the forward returned."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Example:
+    """One training sequence: token ids, and which of them are targets (a response with its end of turn)."""
+
+    ids: list[int]
+    response: list[bool]
+
+
+@dataclass
+class Objective:
+    """Base of all training objectives: a layout (``collate``) and a loss over it.
+
+    Subclasses are dataclasses whose fields are the options that a manifest records.
+    """
+
+    mask_token_id: int | None = field(default=None, init=False, repr=False)
+    pad_token_id: int = field(default=0, init=False, repr=False)
+
+    def bind(self, mask_token_id: int | None, pad_token_id: int) -> None:
+        """Learn the ids that the layout writes. Padding is told by masks, never by comparing ids."""
+        self.mask_token_id, self.pad_token_id = mask_token_id, pad_token_id
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        """Fields a user may set."""
+        return tuple(f.name for f in dataclasses.fields(cls) if f.init)
+
+    def options(self) -> dict[str, Any]:
+        """Options with their values, for the manifest."""
+        return {name: getattr(self, name) for name in self.option_names()}
+
+    def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+        """Lay a batch out as padded tensors; everything ``loss`` needs is in the dict."""
+        raise NotImplementedError
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Scalar to minimise, and its named parts (detached scalars) for the log."""
+        raise NotImplementedError
