@@ -1,0 +1,161 @@
+"""Intervals for scores and for paired differences, so that no table prints a bare number (DESIGN §7).
+
+Everything is seeded and needs numpy only. Scores are fractions in [0, 1].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+RESAMPLES = 10_000
+LEVEL = 0.95
+MIN_CLUSTERS = 8  # fewer subtasks than this cannot be resampled to any purpose; their documents are
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its interval at ``LEVEL``; ``how`` names the construction."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    how: str
+
+    @property
+    def half_width(self) -> float:
+        """The larger of the two distances from the estimate to its ends."""
+        return max(self.value - self.low, self.high - self.value)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Mean of the paired differences (first minus second) over the documents that both have.
+
+    Attributes:
+        p_value: McNemar's exact test, two-sided; None where scores are not 0 or 1.
+        wins, losses: documents that only the first, only the second got right (or got a higher score on).
+    """
+
+    difference: Interval
+    p_value: float | None
+    wins: int
+    losses: int
+
+
+def wilson(successes: int, n: int, level: float = LEVEL) -> tuple[float, float]:
+    """Wilson's score interval of a proportion; right also at 0 and n successes and for small n."""
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    p = successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def score_interval(scores: Sequence[float], clusters: Sequence[Any] | None = None, seed: int = 0) -> Interval:
+    """Mean score with its interval: Wilson for right/wrong scores, a bootstrap otherwise.
+
+    Args:
+        scores: one per document.
+        clusters: the subtask of each document; from ``MIN_CLUSTERS`` subtasks on, subtasks are resampled.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: no scores.
+    """
+    if not scores:
+        raise ValueError("a score needs at least one document")
+    values = np.asarray(scores, dtype=np.float64)
+    n, mean = len(values), float(values.mean())
+    if clusters is not None and len(set(clusters)) >= MIN_CLUSTERS:
+        low, high = _cluster_bootstrap(values, clusters, seed)
+        return Interval(mean, low, high, n, "bootstrap over subtasks")
+    if np.isin(values, (0.0, 1.0)).all():
+        low, high = wilson(int(values.sum()), n)
+        return Interval(mean, low, high, n, "Wilson")
+    low, high = _bootstrap(values, seed)
+    return Interval(mean, low, high, n, "bootstrap")
+
+
+def mcnemar(wins: int, losses: int) -> float:
+    """Exact two-sided p-value that discordant pairs fall either way with equal chance."""
+    n = wins + losses
+    if n == 0:
+        return 1.0
+    tail = sum(math.comb(n, k) for k in range(min(wins, losses) + 1))
+    return min(1.0, float(2 * tail / 2**n))
+
+
+def compare(
+    first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], seed: int = 0
+) -> Comparison | None:
+    """Paired comparison of two cells' documents, matched by task and document id.
+
+    From ``MIN_CLUSTERS`` tasks on, tasks are resampled (BBH, MMLU-Pro: questions of a subtask are alike). Right/wrong
+    scores without one discordant pair would bootstrap to an interval of no width, which 20 equal documents do not
+    warrant: there the interval is Agresti and Min's (2005).
+
+    Returns:
+        None where the two share no document.
+    """
+    other = {(row["task"], row["doc_id"]): float(row["score"]) for row in second}
+    pairs = [
+        (row["task"], float(row["score"]), other[row["task"], row["doc_id"]])
+        for row in first
+        if (row["task"], row["doc_id"]) in other
+    ]
+    if not pairs:
+        return None
+    tasks = [task for task, _, _ in pairs]
+    a = np.array([x for _, x, _ in pairs])
+    b = np.array([y for _, _, y in pairs])
+    differences = a - b
+    wins, losses = int((differences > 0).sum()), int((differences < 0).sum())
+    binary = bool(np.isin(np.concatenate([a, b]), (0.0, 1.0)).all())
+    if binary and wins + losses == 0:
+        (low, high), how = _agresti_min(wins, losses, len(pairs)), "Agresti-Min"
+    elif len(set(tasks)) >= MIN_CLUSTERS:
+        (low, high), how = _cluster_bootstrap(differences, tasks, seed), "paired bootstrap over subtasks"
+    else:
+        (low, high), how = _bootstrap(differences, seed), "paired bootstrap"
+    interval = Interval(float(differences.mean()), low, high, len(pairs), how)
+    return Comparison(interval, mcnemar(wins, losses) if binary else None, wins, losses)
+
+
+def _bootstrap(values: np.ndarray, seed: int) -> tuple[float, float]:
+    """Percentile interval of the mean. Resampling n values is a multinomial draw over the distinct ones."""
+    distinct, counts = np.unique(values, return_counts=True)
+    generator = np.random.default_rng(seed)
+    draws = generator.multinomial(len(values), counts / len(values), size=RESAMPLES)  # [RESAMPLES, distinct]
+    return _percentiles(draws @ distinct / len(values))
+
+
+def _cluster_bootstrap(values: np.ndarray, clusters: Sequence[Any], seed: int) -> tuple[float, float]:
+    """Percentile interval of the mean when whole clusters are resampled (their sizes may differ)."""
+    _, index = np.unique(np.asarray([str(c) for c in clusters]), return_inverse=True)
+    sums, sizes = np.bincount(index, weights=values), np.bincount(index)
+    generator = np.random.default_rng(seed)
+    k = len(sums)
+    draws = generator.multinomial(k, np.full(k, 1 / k), size=RESAMPLES)  # [RESAMPLES, clusters]
+    return _percentiles((draws @ sums) / (draws @ sizes))
+
+
+def _percentiles(means: np.ndarray) -> tuple[float, float]:
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def _agresti_min(wins: int, losses: int, n: int) -> tuple[float, float]:
+    """Wald interval of a paired difference of proportions after adding half a pair to each of the four outcomes."""
+    z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
+    n_adjusted = n + 2
+    up, down = (wins + 0.5) / n_adjusted, (losses + 0.5) / n_adjusted
+    centre = up - down
+    half = z * math.sqrt((up + down - centre**2) / n_adjusted)
+    return max(-1.0, centre - half), min(1.0, centre + half)
