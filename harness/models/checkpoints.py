@@ -1,0 +1,236 @@
+"""Which checkpoint a request means and where it lies. Needs neither torch nor weights.
+
+A base and the checkpoints trained from it are separate things. A checkpoint is looked for in this order: explicit path,
+trained locally, shipped with the repository, hub. What none of these has is trained on demand or refused with the
+command that makes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UserError
+from harness.models.manifest import MANIFEST_NAME, Manifest, file_hash, weights_hash
+from harness.models.registry import REPOSITORY, ModelSpec, Released, gguf_path, local_path, names
+
+log = logging.getLogger(__name__)
+
+ADAPTER_CONFIG = "adapter_config.json"
+BASE = "base"  # the variant that means the untuned weights
+RELEASED = "released"
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """What to train so that a missing checkpoint exists; ``command`` is the shell command that does it."""
+
+    model: str
+    kind: str
+    block_size: int | None
+    alignment: str | None
+    variant: str | None
+    overrides: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """The exact command."""
+        return " ".join(("python -m harness.train", *self.overrides))
+
+
+class MissingCheckpoint(UserError):
+    """No checkpoint of this kind, of a model small enough to train on demand (``request`` says what to train)."""
+
+    def __init__(self, key: str, value: object, allowed: str, fix: str, request: TrainingRequest) -> None:
+        super().__init__(key, value, allowed, fix)
+        self.request = request
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Where the weights of a request lie: a directory, a hub entry, or neither (the base itself)."""
+
+    directory: Path | None = None
+    released: Released | None = None
+    manifest: Manifest | None = None
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether the base's weights are needed underneath."""
+        return self.directory is not None and (self.directory / ADAPTER_CONFIG).is_file()
+
+
+def checkpoint_name(kind: str, block_size: int | None = None, variant: str | None = None) -> str:
+    """Directory name of a checkpoint under its model: ``ar_sft``, ``mars-b4``, ``mars-b4-released``."""
+    block = f"-b{block_size}" if block_size is not None else ""
+    return f"{kind}{block}" + (f"-{variant}" if variant else "")
+
+
+def default_checkpoints_dir() -> Path:
+    """``$HARNESS_CHECKPOINTS``, or the repository's own."""
+    return Path(os.environ.get("HARNESS_CHECKPOINTS") or REPOSITORY / "checkpoints")
+
+
+def full_variant(variant: str | None, alignment: str | None) -> str | None:
+    """Variant name with the alignment in it, as checkpoints are named: ``released_no_sft_loss``.
+
+    Raises:
+        UserError: the two contradict each other.
+    """
+    is_released = (variant or "").split("_")[0] == RELEASED
+    if alignment == RELEASED and variant != BASE and not is_released:
+        return f"{RELEASED}_{variant}" if variant else RELEASED
+    if alignment == "paper" and is_released:
+        raise UserError("alignment", alignment, f"variant={variant} means alignment=released", "leave one of them out")
+    return variant
+
+
+def resolve(
+    model: ModelSpec,
+    *,
+    kind: str,
+    block_size: int | None = None,
+    variant: str | None = None,
+    alignment: str | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoints_dir: str | Path | None = None,
+) -> Resolved:
+    """Find the checkpoint that ``kind`` (a method's ``checkpoint_kind``) needs, and check that it fits.
+
+    Raises:
+        MissingCheckpoint: none is known, and the model is small enough to train one on demand.
+        UserError: none is known (the message holds the command that makes it), or the one found does not fit.
+    """
+    variant = full_variant(variant, alignment)
+    if variant == BASE:
+        if checkpoint is not None:
+            raise UserError("checkpoint", str(checkpoint), "variant=base means no checkpoint", "leave one of them out")
+        if model.source == "scratch":
+            raise UserError("variant", BASE, f"{model.name} is trained from scratch: it has no untuned weights")
+        return Resolved()
+    if checkpoint is not None:
+        directory = Path(checkpoint).expanduser()
+        if not directory.is_dir():
+            raise UserError("checkpoint", str(checkpoint), "a directory with safetensors weights and a manifest.json")
+        if not (directory / MANIFEST_NAME).is_file():
+            log.warning(
+                "%s has no %s: its method, block size and alignment are taken on trust", directory, MANIFEST_NAME
+            )
+            return Resolved(directory)
+        manifest = Manifest.read(directory)
+        _check_fits(manifest, str(checkpoint), model, kind, block_size, variant, alignment)
+        return Resolved(directory, manifest=manifest)
+    root = Path(checkpoints_dir or default_checkpoints_dir()).expanduser()
+    name = checkpoint_name(kind, block_size, variant)
+    for place in (root / "local", root, REPOSITORY / "checkpoints"):
+        directory = place / model.name / name
+        if (directory / MANIFEST_NAME).is_file():
+            manifest = Manifest.read(directory)
+            _check_fits(manifest, str(directory), model, kind, block_size, variant, alignment)
+            return Resolved(directory, manifest=manifest)
+    for entry in model.checkpoints:
+        if (entry.kind, entry.block_size) == (kind, block_size) and _matches(entry, variant, alignment):
+            return Resolved(
+                released=entry,
+                manifest=Manifest(
+                    kind, model.name, entry.block_size, entry.alignment, entry.variant, init_from=entry.id
+                ),
+            )
+    raise _missing(model, kind, block_size, variant, alignment, root)
+
+
+def identity(model: ModelSpec, resolved: Resolved, dtype: str | None = None) -> dict[str, Any]:
+    """What of the weights can change an output, for a run's key: revisions or content hashes, and the dtype.
+
+    The hub's revision is the one asked for, so that the key is known before anything is downloaded. The base is left
+    out where a full checkpoint replaces it.
+    """
+    base: dict[str, Any] | None = None
+    if resolved == Resolved() or resolved.is_adapter:
+        base = {"source": model.source, "mask_token": model.mask_token}
+        if model.source == "hub":
+            base |= {"id": model.id, "revision": model.revision}
+        elif model.source in ("gguf", "packaged"):
+            base |= {"hash": file_hash(gguf_path(model))[:16]}
+        elif model.source == "local":
+            base |= {"hash": weights_hash(local_path(model))}
+    checkpoint: dict[str, Any] | None = None
+    if resolved.released:
+        checkpoint = {"id": resolved.released.id, "revision": resolved.released.revision}
+    elif resolved.directory:
+        checkpoint = {"hash": weights_hash(resolved.directory)}
+    return {"model": model.name, "base": base, "checkpoint": checkpoint, "dtype": dtype or model.dtype}
+
+
+def _check_fits(
+    manifest: Manifest,
+    where: str,
+    model: ModelSpec,
+    kind: str,
+    block_size: int | None,
+    variant: str | None,
+    alignment: str | None,
+) -> None:
+    """Refuse a checkpoint whose training contradicts the request; warn where only its width goes unused."""
+    if manifest.model != model.name:
+        raise UserError("checkpoint", where, f"was trained from {manifest.model}", f"model={manifest.model}")
+    if manifest.kind != kind:
+        fix = f"method={manifest.kind}, or leave checkpoint= out"
+        raise UserError("checkpoint", where, f"was trained by {manifest.kind}, and the method needs {kind}", fix)
+    if alignment is not None and manifest.alignment != alignment:
+        fix = f"alignment={manifest.alignment}, or another checkpoint"
+        raise UserError("alignment", alignment, f"{where} was trained with alignment={manifest.alignment}", fix)
+    if variant is not None and manifest.variant not in (None, variant):
+        fix = f"variant={manifest.variant}, or leave variant= out"
+        raise UserError("variant", variant, f"{where} is the variant {manifest.variant}", fix)
+    if block_size is None or manifest.block_size is None:
+        return
+    if block_size > manifest.block_size:
+        allowed = f"{where} was trained for blocks of {manifest.block_size} and has never predicted further ahead"
+        raise UserError("block_size", block_size, allowed, f"block_size={manifest.block_size}, or another checkpoint")
+    if block_size < manifest.block_size:
+        log.warning("%s was trained for blocks of %d; only %d are used", where, manifest.block_size, block_size)
+
+
+def _matches(entry: Released, variant: str | None, alignment: str | None) -> bool:
+    """Whether a hub entry answers a request: a request that names no alignment takes the entry's."""
+    if (variant or "").split("_")[0] == RELEASED:
+        alignment, variant = RELEASED, (variant or "")[len(RELEASED) + 1 :] or None
+    return entry.variant == variant and alignment in (None, entry.alignment)
+
+
+def _missing(
+    model: ModelSpec, kind: str, block_size: int | None, variant: str | None, alignment: str | None, root: Path
+) -> UserError:
+    name = checkpoint_name(kind, block_size, variant)
+    overrides = [f"method={kind}", *_model_overrides(model)]
+    if block_size is not None:
+        overrides.append(f"block_size={block_size}")
+    rest = variant
+    if (variant or "").split("_")[0] == RELEASED:
+        overrides.append("alignment=released")
+        rest = (variant or "")[len(RELEASED) + 1 :] or None
+    if rest == "no_sft_loss":
+        overrides.append("sft_loss=false")
+    elif rest:
+        overrides.append(f"variant={rest}")
+    request = TrainingRequest(model.name, kind, block_size, alignment, variant, tuple(overrides))
+    others = sorted({p.name for place in (root / "local", root) for p in (place / model.name).glob(f"{kind}*")})
+    others += [f"{e.id} (block_size={e.block_size}, variant={e.variant})" for e in model.checkpoints if e.kind == kind]
+    allowed = f"{model.name} has no checkpoint {name} (looked in {root}" + (", hub)" if model.checkpoints else ")")
+    if others:
+        allowed += f"; there are {', '.join(others)}"
+    if model.small:
+        return MissingCheckpoint("checkpoint", name, allowed, request.command, request)
+    return UserError("checkpoint", name, allowed, f"{request.command}   (or variant=base for the untuned model)")
+
+
+def _model_overrides(model: ModelSpec) -> list[str]:
+    """The ``model…`` part of a command line that names this base."""
+    if model.name in names():
+        return [f"model={model.name}"]
+    keys = ("id", "revision") if model.source == "hub" else ("path",)
+    return [f"model={model.source}", *(f"model.{key}={getattr(model, key)}" for key in keys)]
