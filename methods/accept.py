@@ -17,7 +17,9 @@ def check_tau(tau: object, metric: str) -> None:
     number = isinstance(tau, (int, float)) and not isinstance(tau, bool)
     if metric == "entropy":
         if not number or not 0 <= tau < math.inf:  # type: ignore[operator]
-            raise UserError("tau", tau, "a number of nats from 0 (confidence=entropy accepts at or below it)", "tau=0.1")
+            raise UserError(
+                "tau", tau, "a number of nats from 0 (confidence=entropy accepts at or below it)", "tau=0.1"
+            )
     elif not number or not 0 <= tau <= 1:  # type: ignore[operator]
         raise UserError("tau", tau, f"a number from 0 to 1 (confidence={metric} accepts at or above it)", "tau=0.95")
 

@@ -1,4 +1,4 @@
-"""AR SFT: greedy next-token decoding, and cross-entropy on the response; the reference every number is compared with."""
+"""AR SFT: greedy next-token decoding and cross-entropy on the response; what every number is compared with."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from harness.engine.commit import Commit
 from harness.engine.forward import backbone, lm_head
 from harness.engine.rows import Row
-from harness.engine.window import Commit, Output, Window
+from harness.engine.window import Output, Window
 from methods.contract import Example, Method, Objective
 
 
@@ -27,7 +28,9 @@ class ArSftObjective(Objective):
         for i, example in enumerate(examples):
             n = len(example.ids)
             ids[i, :n] = torch.tensor(example.ids)
-            target = torch.tensor(example.ids[1:]).masked_fill(~torch.tensor(example.response[1:], dtype=torch.bool), -100)
+            target = torch.tensor(example.ids[1:]).masked_fill(
+                ~torch.tensor(example.response[1:], dtype=torch.bool), -100
+            )
             labels[i, : n - 1] = target
         return {"ids": ids, "labels": labels}
 

@@ -14,31 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
+from harness.engine.commit import Commit
+from harness.engine.contract import Context
 from harness.engine.rows import Row
-from harness.engine.window import Commit, Output, Window
+from harness.engine.window import Output, Window
 from harness.errors import UserError
 
 if TYPE_CHECKING:
     from harness.engine.cache import CursorCache
-
-
-@dataclass
-class Context:
-    """What the engine hands to a method before the first forward.
-
-    Attributes:
-        model: the target, in eval mode; a method calls it only through windows.
-        mask_token_id: the id that stands for "not yet known", or None where the checkpoint has none.
-        num_slots: rows that can be alive at once.
-        max_length: positions a slot can hold, window included.
-        most_tokens: tokens that one forward may commit at most, where the cache mode limits it (else None).
-    """
-
-    model: nn.Module
-    mask_token_id: int | None
-    num_slots: int
-    max_length: int
-    most_tokens: int | None = None
 
 
 @dataclass
@@ -66,7 +49,7 @@ class Method:
 
     @classmethod
     def from_settings(cls, shared: Mapping[str, Any], own: Mapping[str, Any]) -> Method:
-        """Build from a run's shared settings (tau, block_size, …: only the fields it has are taken) and its own options.
+        """Build from a run's shared settings (tau, block_size, …: those among its fields) and its own options.
 
         Raises:
             UserError: an own option that the method does not have.

@@ -1,4 +1,4 @@
-"""MARS: an autoregressive model that also reads [MASK]s, so that one forward predicts a whole block (arXiv 2604.07023)."""
+"""MARS: an autoregressive model that also reads [MASK]s, so one forward predicts a whole block (arXiv 2604.07023)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from harness.engine.commit import Commit
+from harness.engine.contract import Context
 from harness.engine.forward import backbone, lm_head
 from harness.engine.rows import Row
-from harness.engine.window import Commit, Output, Window
+from harness.engine.window import Output, Window
 from harness.errors import UserError
 from methods.accept import CONFIDENCES, accepted_length, check_tau, confidence
-from methods.contract import Context, Example, Method, Objective
+from methods.contract import Example, Method, Objective
 from methods.masks import ALIGNMENTS, CLEAN, MASK, PAD, masked_stream, two_stream_mask
 
 LOSS_WEIGHTS = ("mean", "inverse_t")
@@ -35,8 +37,8 @@ class MarsObjective(Objective):
         alignment: ``paper`` (m = 0 … B−1, what inference sees) or ``released`` (m = 1 … B, the authors' code).
         ar_weight: weight of the clean stream's loss (the paper's SFT loss).
         sft_loss: False leaves the block targets alone; under ``paper`` m = 0 then gets 1/B of the signal.
-        loss_weight: ``mean``, or ``inverse_t``: each block's targets are weighted by 1/t, t ~ U(0.001, 1), the diffusion
-            weight that the authors' run without the SFT loss still carried.
+        loss_weight: ``mean``, or ``inverse_t``: each block's targets are weighted by 1/t, t ~ U(0.001, 1), the
+            diffusion weight that the authors' run without the SFT loss still carried.
     """
 
     block_size: int = 4
@@ -165,7 +167,8 @@ class Mars(Method):
     def propose(self, rows: list[Row]) -> Window:
         """A row near its end gets no more masks than it has room for: causal masks never see the ones left out."""
         count = [min(self.window, row.room - 1) for row in rows]
-        return Window.build(rows, torch.full((len(rows), max(count)), self.context.mask_token_id), count)
+        masks = torch.tensor(self.context.mask_token_id).expand(len(rows), max(count))
+        return Window.build(rows, masks, count)
 
     def accept(self, rows: list[Row], output: Output) -> Commit:
         ids, score, passed = confidence(output.logits, self.confidence, self.tau)

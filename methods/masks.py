@@ -48,7 +48,10 @@ def masked_stream(response: Sequence[bool], block_size: int, alignment: str) -> 
     predicts the next one, m = 1 … B; the block that straddles prompt and response keeps its prompt tokens clean, and
     only the first response token has m = 0.
     """
-    position, block_start, first, first_block_start = [], [], [], []
+    position: list[int] = []
+    block_start: list[int] = []
+    first: list[int] = []
+    first_block_start: list[int] = []
     for start, end in segments(response):
         if start == 0:  # a sequence has no token before its first one to predict it from
             start = 1

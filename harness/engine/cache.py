@@ -8,7 +8,7 @@ beyond a row's length is masked, and finite (buffers start at zero), so it canno
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -112,15 +112,19 @@ class CursorCache(Cache):
         """
         rows = torch.tensor(slots, device=start.device)[:, None]
         source, target = start[:, None] + path, start[:, None] + torch.arange(path.shape[1], device=start.device)
-        for layer in self.layers:
-            for buffer in (layer.keys, layer.values):
-                buffer[rows, :, target] = buffer[rows, :, source]
+        for buffer in self._buffers():
+            buffer[rows, :, target] = buffer[rows, :, source]
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` positions of one slot over another."""
+        for buffer in self._buffers():
+            buffer[target, :, :length] = buffer[source, :, :length]
+
+    def _buffers(self) -> Iterator[Tensor]:
         for layer in self.layers:
-            for buffer in (layer.keys, layer.values):
-                buffer[target, :, :length] = buffer[source, :, :length]
+            assert isinstance(layer, _CursorLayer)
+            if layer.keys is not None and layer.values is not None:
+                yield from (layer.keys, layer.values)
 
 
 _NAMES: dict[type, str] = {}

@@ -41,7 +41,7 @@ def attention_mask(window: Window, cached: Tensor, extent: int) -> Tensor:
     return (visible | prefix)[:, None]
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def run_window(model: Any, cache: CursorCache, window: Window, slots: Sequence[int], cached: Sequence[int]) -> Output:
     """Feed a window: keys and values land in the cache, logits come back for the wanted positions only.
 

@@ -23,8 +23,9 @@ class SequenceStats:
     drafted: int = 0
     accepted: int = 0
     acceptance_lengths: list[int] = field(default_factory=list)  # tokens committed by each target forward, 0 allowed
-    prefill_seconds: float = 0.0
+    prefill_seconds: float = 0.0  # whole time of the forwards that the row took part in: how long it waited
     decode_seconds: float = 0.0
+    share_seconds: float = 0.0  # each forward's time divided among its rows: adds up over rows to the run's time
     finish_reason: str = ""  # eos | stop | length | context
 
     @property

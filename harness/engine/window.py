@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ class Window:
             logits: int64 [n], wanted logits by offset: 0 the last pending token, k + 1 added position k; all of these
                 when None. Past a row's own count the row's last column stands in.
             text_block: pending tokens see each other block-causally in blocks of this size; causally when None.
-            text_block_start: where blocks count from: the response (``prompt`` ends a block) or position 0 (``sequence``).
+            text_block_start: where blocks count from: the response (``prompt``) or position 0 (``sequence``).
             pending: how many of each row's pending tokens are fed; all when None.
             hidden_layers: see the attribute.
         """
@@ -122,8 +122,12 @@ class Window:
 
     def to(self, device: torch.device | str) -> Window:
         """The same window on another device."""
-        tensors = (self.ids, self.depth, self.valid, self.visible, self.pending, self.count, self.logits_at)
-        return Window(*(t.to(device, non_blocking=True) for t in tensors), hidden_layers=self.hidden_layers)
+        moved = {
+            f.name: value.to(device, non_blocking=True)
+            for f in fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor)
+        }
+        return replace(self, **moved)
 
     @property
     def width(self) -> int:
@@ -151,34 +155,3 @@ class Output:
     def count(self) -> Tensor:
         """int64 [rows], predictions from the last pending token on: 1 + added positions."""
         return self.window.count + 1
-
-
-@dataclass
-class Commit:
-    """What a forward leads to, per row. The engine trims it at a stop, at the length cap and at the row's ``room``.
-
-    Attributes:
-        ids: int64 [rows, n], tokens to commit, in order.
-        length: int64 [rows], how many of them; 0 for an inner step that commits nothing.
-        kept: int64 [rows], added positions whose keys and values stay in the cache, in path order; they hold the first
-            of the committed tokens.
-        path: int64 [rows, k], numbers of the added positions that stay; None where they are 0, 1, 2, ….
-        confidences: fp32 [rows, n], for the trace; None where the method has none.
-        drafted, accepted: int64 [rows], tokens proposed beyond the guaranteed one, and those of them committed.
-        draft_forwards, draft_positions: int64 [rows], cost in the method's own draft model.
-    """
-
-    ids: Tensor
-    length: Tensor
-    kept: Tensor | None = None
-    path: Tensor | None = None
-    confidences: Tensor | None = None
-    drafted: Tensor | None = None
-    accepted: Tensor | None = None
-    draft_forwards: Tensor | None = None
-    draft_positions: Tensor | None = None
-
-    @classmethod
-    def one(cls, ids: Tensor, confidences: Tensor | None = None) -> Commit:
-        """One token per row: ``ids`` int64 [rows, 1]."""
-        return cls(ids, torch.ones(len(ids), dtype=torch.long, device=ids.device), confidences=confidences)
