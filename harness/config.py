@@ -1,0 +1,178 @@
+"""Typed schema of a run's configuration; what it does not admit is refused before any work starts.
+
+Hydra composes (``conf/config.yaml`` and the groups beside it), this module knows the types and ranges, and turns what
+Hydra says about a mistake into one message that names the key, the nearest right one, and the fix.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from harness.errors import UserError
+from harness.evaluation.suites import SuiteConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+CONF = ROOT / "conf"
+
+SHOW_KEYS = "python -m harness.run --cfg job shows every key"
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+CHOICES = {
+    "confidence": ("probability", "margin", "entropy"),
+    "alignment": ("paper", "released"),
+    "cache": ("cursor", "block", "none"),
+    "accept_limit": ("block_size", "cache_block"),
+    "dtype": DTYPES,
+}
+AT_LEAST_ONE = ("block_size", "cache_block", "batch_size", "threads", "suite.limit", "suite.max_gen_toks")
+
+
+@dataclass
+class RunConfig:
+    """One cell. Values and their meaning are in conf/config.yaml; groups bring their own keys."""
+
+    method: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    suite: SuiteConfig = field(default_factory=SuiteConfig)
+    tracking: dict[str, Any] = field(default_factory=dict)
+    tau: float = MISSING
+    block_size: int = MISSING
+    confidence: str = MISSING
+    alignment: str | None = MISSING
+    variant: str | None = MISSING
+    checkpoint: str | None = MISSING
+    cache: str = MISSING
+    cache_block: int = MISSING
+    accept_limit: str = MISSING
+    seed: int = MISSING
+    dtype: str | None = MISSING
+    batch_size: int = MISSING
+    device: str = MISSING
+    threads: int | None = MISSING
+    train_on_demand: bool = MISSING
+    results_dir: str = MISSING
+    checkpoints_dir: str | None = MISSING
+    dry_run: bool = MISSING
+    status: bool = MISSING
+
+
+def register() -> None:
+    """Make the schema and the resolvers known to Hydra; harmless when repeated."""
+    ConfigStore.instance().store("run_schema", node=RunConfig)
+    OmegaConf.register_new_resolver("project_root", lambda: str(ROOT), replace=True)
+
+
+def validate(cfg: DictConfig) -> None:
+    """Check choices and ranges of the shared keys, whether or not the cell's method has them.
+
+    Raises:
+        UserError: the first key out of range.
+    """
+    for key, allowed in CHOICES.items():
+        value = cfg[key]
+        if value is not None and value not in allowed:
+            raise UserError(key, value, f"one of {', '.join(allowed)}", suggest(key, value, allowed))
+    for key in AT_LEAST_ONE:
+        value = OmegaConf.select(cfg, key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise UserError(key, value, "a whole number, at least 1", f"{key}=1 or more")
+    if cfg.seed < 0:
+        raise UserError("seed", cfg.seed, "a whole number from 0")
+
+
+def suggest(key: str, value: object, allowed: Iterable[str]) -> str:
+    """``key=nearest`` where something allowed is near what was written, else nothing."""
+    near = difflib.get_close_matches(str(value), list(allowed), n=1, cutoff=0.5)
+    return f"{key}={near[0]}" if near else ""
+
+
+def check_overrides(overrides: Iterable[Any], default: DictConfig, group_options: Mapping[str, list[str]]) -> None:
+    """Check the names in command-line overrides, before composition, where the nearest right one is known.
+
+    Args:
+        overrides: Hydra's parsed overrides.
+        default: the configuration that they override.
+        group_options: choices of every config group ("method": ["ar_sft", "mars"]).
+
+    Raises:
+        UserError: a key or a group choice that does not exist.
+    """
+    chosen = {o.key_or_group for o in overrides} & set(group_options)
+    for override in overrides:
+        key = override.key_or_group
+        if key in group_options:
+            for value in override_values(override):
+                if value not in group_options[key]:
+                    allowed = ", ".join(group_options[key])
+                    raise UserError(key, value, f"one of {allowed}", suggest(key, value, group_options[key]))
+            continue
+        in_chosen_group = key.split(".")[0] in chosen  # its keys are those of another choice than the default's
+        if override.is_add() or override.is_delete() or key.startswith("hydra") or in_chosen_group:
+            continue
+        known = list(known_keys(default)) + list(group_options)
+        if key not in known:
+            raise unknown_key(key, override.get_value_string(), known)
+
+
+def unknown_key(key: str, value: object, known: Iterable[str]) -> UserError:
+    """The error for a key that no configuration has, with the nearest one that some has."""
+    inside = key.rpartition(".")[0]
+    siblings = [name for name in known if name.rpartition(".")[0] == inside]
+    near = difflib.get_close_matches(key, siblings, n=1, cutoff=max(0.5, (len(inside) + 2) / (len(key) + 1)))
+    meant = f"did you mean {near[0]}={value}?" if near else SHOW_KEYS
+    return UserError(key, value, "no such key", meant)
+
+
+def override_values(override: Any) -> Iterator[str]:
+    """The values of an override, one for each cell of the sweep that it spans."""
+    if override.is_sweep_override():
+        if override.is_discrete_sweep():
+            yield from override.sweep_string_iterator()
+    elif override.value() is not None:
+        yield override.get_value_element_as_str()
+
+
+def known_keys(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Dotted names of all nodes, without Hydra's own."""
+    for key in cfg:
+        if not prefix and key == "hydra":
+            continue
+        name = f"{prefix}{key}"
+        yield name
+        if OmegaConf.is_dict(cfg._get_node(key)) and not OmegaConf.is_missing(cfg, key):
+            node = cfg._get_node(key)
+            if isinstance(node, DictConfig) and not node._is_none():
+                yield from known_keys(node, f"{name}.")
+
+
+# What OmegaConf calls its types, in a reader's words.
+_TYPES = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false", "String": "text"}
+
+
+def explain(error: HydraException | OmegaConfBaseException, overrides: Iterable[str]) -> UserError:
+    """Turn an error of Hydra's composition into a message about what the user typed."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OmegaConfBaseException):
+        cause = cause.__cause__
+    key = getattr(cause, "full_key", None)
+    typed = dict(o.lstrip("+~").split("=", 1) for o in overrides if "=" in o)
+    if key and not str(error).startswith("Could not override"):
+        wanted = re.search(r"could not be converted to (\w+)", str(cause))
+        allowed = _TYPES.get(wanted[1], wanted[1]) if wanted else str(cause).splitlines()[0]
+        return UserError(key, typed.get(key, ""), allowed)
+    if unknown := re.match(r"Could not override '([^']+)'", str(error)):
+        return UserError(unknown[1], typed.get(unknown[1], ""), "no such key", SHOW_KEYS)
+    if "--multirun" in str(error):
+        several = next((o for o in overrides if "," in o), "")
+        key, _, value = several.partition("=")
+        return UserError(key, value, "one value without -m", "python -m harness.run -m … sweeps over several")
+    return UserError("command line", " ".join(overrides), str(error).strip())

@@ -1,0 +1,265 @@
+"""What a sweep would run: its cells, each with its identity and run key, before any of them is run.
+
+A run key is the hash of everything that can change the cell's output and of nothing else (DESIGN §7), so two cells
+with one key are one cell, and a cell whose record exists is done. Planning reads configurations and hashes files; it
+loads no model and imports neither transformers nor lm-eval.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import hydra
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from harness import config
+from harness.engine.loop import ENGINE_VERSION
+from harness.evaluation import suites
+from harness.models import checkpoints, registry
+from harness.results.store import MISSING, Store
+from methods.accept import check_tau
+from methods.contract import Method
+
+GROUPS = ("method", "model", "suite", "tracking")
+SHARED_AXES = ("tau", "block_size", "confidence")  # offered to every method; it takes those that it declares
+NAMING = ("_target_", "name")  # of a method's YAML; the other keys are the method's own options
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One configuration of a sweep.
+
+    Attributes:
+        cfg: as composed.
+        overrides: what tells it from the other cells of the sweep.
+        method: built from the settings, so known to be valid.
+        identity: what its output depends on.
+        key: run key; None while the checkpoint is missing, because its weights are part of the identity.
+        missing: why there is no key yet.
+    """
+
+    cfg: DictConfig
+    overrides: tuple[str, ...]
+    method: Method
+    identity: dict[str, Any]
+    key: str | None
+    missing: checkpoints.MissingCheckpoint | None = None
+
+    @property
+    def label(self) -> str:
+        """Method with its axes, model and suite, for one line of text."""
+        axes = ", ".join(f"{name}={value}" for name, value in self.identity["method"]["axes"].items())
+        return f"{self.cfg.method.name}({axes}) on {self.cfg.model.name}, {self.cfg.suite.name}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The distinct cells of a sweep, in order, and what the sweep asked for more than once.
+
+    Attributes:
+        merged: for each cell, the overrides of further sweep cells that are the same cell.
+    """
+
+    cells: list[Cell]
+    merged: list[list[tuple[str, ...]]]
+    store: Store
+
+    def state(self, cell: Cell) -> str:
+        """State of the cell on disk."""
+        return self.store.cell(cell.key).state() if cell.key else MISSING
+
+    def notices(self) -> list[str]:
+        """One line for each cell that several settings of the sweep lead to, naming what does not matter to it."""
+        return [
+            _notice(cell, [cell.overrides, *others])
+            for cell, others in zip(self.cells, self.merged, strict=True)
+            if others
+        ]
+
+
+def _notice(cell: Cell, asked: list[tuple[str, ...]]) -> str:
+    same = set.intersection(*map(set, asked))
+    settings = list(dict.fromkeys(" ".join(o for o in overrides if o not in same) for overrides in asked))
+    keys = list(dict.fromkeys(o.split("=")[0] for text in settings for o in text.split()))
+    if not keys:
+        return f"{cell.cfg.method.name}: asked for {len(asked)} times, run once"
+    verb = "does" if len(keys) == 1 else "do"
+    return (
+        f"{cell.cfg.method.name}: {len(asked)} settings ({'; '.join(settings)}) are one cell, "
+        f"because {' and '.join(keys)} {verb} not change its output"
+    )
+
+
+def run_key(identity: dict[str, Any]) -> str:
+    """First 16 hex digits of the SHA-256 of the identity as canonical JSON (1 and 1.0 are the same number)."""
+
+    def canonical(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(k): canonical(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [canonical(v) for v in value]
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    text = json.dumps(canonical(identity), sort_keys=True, ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def build_method(cfg: DictConfig) -> Method:
+    """The method of a cell, its options checked by the method itself.
+
+    Raises:
+        UserError: an option that it does not have, or a value out of range.
+    """
+    check_tau(cfg.tau, cfg.confidence)
+    cls = get_class(cfg.method["_target_"])
+    own = {k: v for k, v in OmegaConf.to_container(cfg.method, resolve=True).items() if k not in NAMING}  # type: ignore[union-attr]
+    return cls.from_settings({name: cfg[name] for name in SHARED_AXES}, own)
+
+
+def checkpoint_request(cfg: DictConfig, method: Method) -> dict[str, Any]:
+    """What a cell asks of the registry of checkpoints (arguments of ``checkpoints.resolve`` and ``load``).
+
+    Alignment and the variants named after options of an objective say nothing to a method trained without them: AR SFT
+    has one checkpoint, whatever variant of MARS it is compared with.
+    """
+    options = method.objective.option_names() if method.objective else ()
+    variant = cfg.variant
+    for word, option in (("released", "alignment"), ("no_sft_loss", "sft_loss")):
+        if variant is not None and option not in options:
+            variant = "_".join(variant.split(word)).strip("_") or None
+    return {
+        "block_size": method.trained_block_size,
+        "variant": variant,
+        "alignment": cfg.alignment if "alignment" in options else None,
+        "checkpoint": cfg.checkpoint,
+        "checkpoints_dir": cfg.checkpoints_dir,
+    }
+
+
+def identify(cfg: DictConfig, method: Method, weights: dict[str, Any]) -> dict[str, Any]:
+    """Everything that can change a cell's output; ``weights`` is the identity of model and checkpoint."""
+    cache = {"mode": cfg.cache, "accept_limit": cfg.accept_limit}
+    if cfg.cache == "block":
+        cache["block"] = cfg.cache_block
+    return {
+        "method": {
+            "name": method.name,
+            "version": method.version,
+            "axes": {name: getattr(method, name) for name in method.axes()},
+        },
+        "model": weights,
+        "suite": suites.identity(suite_config(cfg)),
+        "cache": cache,
+        "seed": cfg.seed,
+        "engine": ENGINE_VERSION,
+    }
+
+
+def suite_config(cfg: DictConfig) -> suites.SuiteConfig:
+    """The suite as its own dataclass."""
+    suite = OmegaConf.to_object(cfg.suite)
+    assert isinstance(suite, suites.SuiteConfig)
+    return suite
+
+
+def make_cell(cfg: DictConfig, overrides: Sequence[str] = ()) -> Cell:
+    """Validate one configuration and compute its identity.
+
+    Raises:
+        UserError: anything wrong with it that can be known without loading a model.
+    """
+    config.validate(cfg)
+    method = build_method(cfg)
+    model = registry.spec(cfg.model)
+    missing = None
+    try:
+        request = checkpoint_request(cfg, method)
+        resolved = checkpoints.resolve(model, kind=method.checkpoint_kind, **request)
+        weights = checkpoints.identity(model, resolved, cfg.dtype)
+    except checkpoints.MissingCheckpoint as error:
+        if not cfg.train_on_demand:
+            raise
+        missing = error
+        wanted = dataclasses.asdict(error.request)
+        weights = {"model": model.name, "to train": wanted, "dtype": cfg.dtype or model.dtype}
+    identity = identify(cfg, method, weights)
+    return Cell(cfg, tuple(overrides), method, identity, None if missing else run_key(identity), missing)
+
+
+def make_plan(overrides: Sequence[str], multirun: bool, config_name: str = "config") -> Plan | None:
+    """Compose, validate and identify every cell of a command line.
+
+    Returns:
+        None for a sweep whose cells only its sweeper knows (not Hydra's basic one).
+
+    Raises:
+        UserError: the first mistake in any cell, before any of them runs.
+    """
+    with _hydra():
+        try:
+            found = _expand(list(overrides), multirun, config_name)
+            if found is None:
+                return None
+            cells = [make_cell(cfg, own) for cfg, own in found]
+        except (HydraException, OmegaConfBaseException) as error:
+            raise config.explain(error, overrides) from None
+    return merge(cells)
+
+
+def merge(cells: Sequence[Cell]) -> Plan:
+    """Drop cells that are the same as an earlier one, and remember which."""
+    distinct: dict[str, tuple[Cell, list[tuple[str, ...]]]] = {}
+    for cell in cells:
+        identity = run_key(cell.identity)
+        if identity in distinct:
+            distinct[identity][1].append(cell.overrides)
+        else:
+            distinct[identity] = (cell, [])
+    store = Store(cells[0].cfg.results_dir)
+    return Plan([cell for cell, _ in distinct.values()], [others for _, others in distinct.values()], store)
+
+
+@contextmanager
+def _hydra() -> Iterator[None]:
+    """Hydra over our configuration directory, whatever the current one; leaves no trace for ``hydra.main``."""
+    config.register()
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(config.CONF), version_base="1.3"):
+        yield
+
+
+def _expand(overrides: list[str], multirun: bool, config_name: str) -> list[tuple[DictConfig, list[str]]] | None:
+    """Configurations of a command line's cells, with the overrides that differ between them."""
+    loader = GlobalHydra.instance().config_loader()
+    parser = OverridesParser.create(config_loader=loader)
+    default = hydra.compose(config_name, return_hydra_config=True)
+    options = {group: sorted(loader.get_group_options(group)) for group in GROUPS}
+    parsed = parser.parse_overrides(overrides)
+    config.check_overrides(parsed, default, options)
+    if not multirun:
+        return [(hydra.compose(config_name, overrides), overrides)]
+    fixed = [o.input_line for o in parsed if not o.is_sweep_override()]
+    master = hydra.compose(config_name, fixed, return_hydra_config=True)
+    if not master.hydra.sweeper._target_.endswith(".BasicSweeper"):
+        return None
+    params = [f"{key}={value}" for key, value in (master.hydra.sweeper.params or {}).items()]
+    swept = parser.parse_overrides(params + overrides)
+    batches = BasicSweeper.split_arguments(swept, None)
+    several = {o.get_key_element() for o in swept if o.is_sweep_override()}
+    return [
+        (hydra.compose(config_name, line), [o for o in line if o.split("=")[0] in several])
+        for batch in batches
+        for line in batch
+    ]

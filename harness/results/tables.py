@@ -1,0 +1,220 @@
+"""The results table: on the terminal at the end of a run, and as Markdown and CSV.
+
+Every score has its interval, and beside it the paired difference from AR SFT on the same documents. On the terminal
+what all rows share (model, suite, …) moves to the title, so that the table fits 80 columns.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from harness.results.records import Record
+from harness.results.stats import Comparison, compare
+
+BASELINE = "ar_sft"
+NONE = "—"
+# Settings that tell rows apart. The first three are always columns; the others are where rows differ in them.
+LABELS = ("method", "tau", "B", "model", "suite", "variant", "confidence", "options", "cache", "dtype", "limit", "seed")
+ALWAYS = ("method", "tau", "B")
+
+Documents = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the table: a record's labels and what it is compared with (None: nothing to compare)."""
+
+    record: Record
+    labels: dict[str, str]
+    delta: Comparison | None
+    is_baseline: bool
+
+
+def make_lines(records: Iterable[Record], scores: Callable[[str], Documents]) -> list[Line]:
+    """Pair every record with its AR SFT reference: same model, documents, limits, seed and dtype.
+
+    Args:
+        records: in the order in which they are to be shown.
+        scores: gives the documents (task, doc_id, score) of a run key.
+    """
+    records = list(records)
+    read: dict[str, Documents] = {}
+
+    def documents(key: str) -> Documents:
+        if key not in read:
+            read[key] = scores(key)
+        return read[key]
+
+    lines = []
+    for record in records:
+        baseline = _baseline(record, records)
+        delta = None
+        if baseline is not None and baseline.key != record.key:
+            delta = compare(documents(record.key), documents(baseline.key))
+        lines.append(Line(record, _labels(record), delta, baseline is not None and baseline.key == record.key))
+    return lines
+
+
+def _baseline(record: Record, records: Sequence[Record]) -> Record | None:
+    """The AR SFT record to compare with; the default variant and the record's own cache mode are preferred."""
+
+    def comparable(r: Record) -> tuple[Any, ...]:
+        return r.config["model"]["name"], *(r.identity[k] for k in ("suite", "generation", "seed", "dtype"))
+
+    def distance(r: Record) -> tuple[bool, bool]:
+        return r.config["variant"] is not None, r.identity["cache"] != record.identity["cache"]
+
+    found = [r for r in records if r.identity["method"]["name"] == BASELINE and comparable(r) == comparable(record)]
+    return min(found, key=distance, default=None)
+
+
+def _labels(record: Record) -> dict[str, str]:
+    config, axes = record.config, record.identity["method"]["axes"]
+    known = {"tau", "block_size", "confidence"}
+    values = {
+        "method": record.identity["method"]["name"],
+        "tau": axes.get("tau"),
+        "B": axes.get("block_size"),
+        "model": config["model"]["name"],
+        "suite": config["suite"]["name"],
+        "variant": config["variant"],
+        "confidence": axes.get("confidence"),
+        "options": ", ".join(f"{k}={v}" for k, v in axes.items() if k not in known) or None,
+        "cache": config["cache"],
+        "dtype": record.identity["dtype"],
+        "limit": config["suite"].get("limit"),
+        "seed": config["seed"],
+    }
+    return {name: NONE if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+            for name, value in values.items()}  # fmt: skip
+
+
+def _varying(lines: Sequence[Line]) -> list[str]:
+    """Label columns that the rows need: a label that only some rows have (confidence, B) does not count as varying."""
+
+    def varies(name: str) -> bool:
+        values = {line.labels[name] for line in lines}
+        return len(values - {NONE}) > 1 or (name in ("variant", "options") and len(values) > 1)
+
+    return [name for name in LABELS if name in ALWAYS or varies(name)]
+
+
+def percent(value: float, signed: bool = False) -> str:
+    """A fraction in percent with one decimal and a true minus sign."""
+    return f"{100 * value:{'+' if signed else ''}.1f}".replace("-", "−")
+
+
+def _score(line: Line) -> str:
+    return f"{percent(line.record.score.value)} ±{percent(line.record.score.half_width)}"
+
+
+def _delta(line: Line) -> str:
+    if line.is_baseline:
+        return "reference"
+    if line.delta is None:
+        return NONE
+    d = line.delta.difference
+    return f"{percent(d.value, True)} [{percent(d.low, True)}, {percent(d.high, True)}]"
+
+
+def _measures(line: Line) -> dict[str, str]:
+    speed = line.record.speed
+    measures = {
+        "score %": _score(line),
+        "n": str(line.record.score.n),
+        "tokens/ forward": f"{speed.tokens_per_forward:.2f}",
+        "task mean": f"{speed.tokens_per_forward_task_mean:.2f}",
+        "positions/ token": f"{speed.positions_per_token:.2f}",
+        "tokens/s": f"{speed.tokens_per_second:.0f}" if speed.tokens_per_second >= 10
+        else f"{speed.tokens_per_second:.1f}",
+        "Δ vs AR SFT": _delta(line),
+    }  # fmt: skip
+    return measures
+
+
+def to_rich(lines: Sequence[Line]) -> Table:
+    """The terminal's table; narrow enough for 80 columns when rows differ in method, tau and B only."""
+    columns = _varying(lines)
+    title = " · ".join(_shared(lines, columns))
+    caption = (
+        "score: 95 % Wilson (or bootstrap) interval, wider half after ±.\n"
+        "Δ: points, same documents, paired 95 % interval; one that holds 0 decides nothing."
+    )
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
+    table.title_justify = "left"
+    measured = [_measures(line) for line in lines]
+    names = list(measured[0])
+    if all(len(line.record.tasks) == 1 for line in lines):
+        names.remove("task mean")  # with one task it is the ratio of sums
+    if len({m["n"] for m in measured}) == 1:
+        names.remove("n")
+    for name in columns:
+        table.add_column(name, no_wrap=True)
+    for name in names:
+        table.add_column(name.replace("/ ", "/\n"), justify="right", no_wrap=True)
+    for line, measures in zip(lines, measured, strict=True):
+        cells = [Text(line.labels[c]) for c in columns] + [Text(measures[n]) for n in names]
+        table.add_row(*cells, style="dim" if line.is_baseline else None)
+    return table
+
+
+def _shared(lines: Sequence[Line], columns: Sequence[str]) -> list[str]:
+    """What all rows have in common, for the title."""
+    shown = []
+    for name in ("model", "suite", "variant", "confidence", "options", "cache", "dtype"):
+        values = {line.labels[name] for line in lines} - {NONE}
+        if name not in columns and values:
+            shown.append(f"{name} {values.pop()}")
+    counts = {line.record.score.n for line in lines}
+    if len(counts) == 1:
+        shown.append(f"{counts.pop()} documents")
+    return shown
+
+
+def to_markdown(lines: Sequence[Line]) -> str:
+    """The whole table, every label a column."""
+    names = [*LABELS, *_measures(lines[0])] if lines else [*LABELS]
+    rows = [[line.labels[n] for n in LABELS] + list(_measures(line).values()) for line in lines]
+    text = [names, ["---"] * len(LABELS) + ["---:"] * (len(names) - len(LABELS)), *rows]
+    return "".join("| " + " | ".join(cell.replace("/ ", "/").replace("|", "\\|") for cell in row) + " |\n"
+                   for row in text)  # fmt: skip
+
+
+def to_csv(lines: Sequence[Line]) -> str:
+    """The same as plain numbers (scores and differences as fractions), with the run key."""
+    buffer = io.StringIO()
+    rows = [_numbers(line) for line in lines]
+    writer = csv.DictWriter(buffer, list(rows[0]) if rows else [*LABELS], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def _numbers(line: Line) -> dict[str, Any]:
+    score, speed = line.record.score, line.record.speed
+    labels = {name: "" if value == NONE else value for name, value in line.labels.items()}
+    difference = line.delta.difference if line.delta else None
+    return labels | {
+        "score": score.value,
+        "score_low": score.low,
+        "score_high": score.high,
+        "n": score.n,
+        "tokens_per_forward": speed.tokens_per_forward,
+        "tokens_per_forward_task_mean": speed.tokens_per_forward_task_mean,
+        "positions_per_token": speed.positions_per_token,
+        "tokens_per_second": speed.tokens_per_second,
+        "delta": difference.value if difference else "",
+        "delta_low": difference.low if difference else "",
+        "delta_high": difference.high if difference else "",
+        "delta_n": difference.n if difference else "",
+        "mcnemar_p": line.delta.p_value if line.delta and line.delta.p_value is not None else "",
+        "key": line.record.key,
+    }
