@@ -215,15 +215,15 @@ def _missing(
         rest = (variant or "")[len(RELEASED) + 1 :] or None
     if rest == "no_sft_loss":
         overrides.append("sft_loss=false")
-    elif rest:
-        overrides.append(f"variant={rest}")
+    elif rest:  # a name of the user's own: only they know its settings
+        overrides += [f"variant={rest}", "<the settings that it stands for>"]
     request = TrainingRequest(model.name, kind, block_size, alignment, variant, tuple(overrides))
     others = sorted({p.name for place in (root / "local", root) for p in (place / model.name).glob(f"{kind}*")})
     others += [f"{e.id} (block_size={e.block_size}, variant={e.variant})" for e in model.checkpoints if e.kind == kind]
     allowed = f"{model.name} has no checkpoint {name} (looked in {root}" + (", hub)" if model.checkpoints else ")")
     if others:
         allowed += f"; there are {', '.join(others)}"
-    if model.small:
+    if model.small and rest in (None, "no_sft_loss"):
         return MissingCheckpoint("checkpoint", name, allowed, request.command, request)
     return UserError("checkpoint", name, allowed, f"{request.command}   (or variant=base for the untuned model)")
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,18 +20,13 @@ from harness.models.manifest import Manifest
 from harness.models.registry import ModelSpec
 from harness.models.weights import ATTENTION, hub_snapshot, open_base, open_directory, open_tokenizer, quiet
 
+if TYPE_CHECKING:
+    from methods.contract import Method
+
 MASK_TOKEN = "<|mask|>"
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")  # ChatML, Llama 3, Gemma
 MODELS_KEPT = 2
 LARGEST_KEPT = 1_000_000_000  # parameters of a model beside which another may stay in memory
-
-
-class NeedsCheckpoint(Protocol):
-    """What loading asks of a method: the class variables of ``methods.contract.Method``."""
-
-    name: str
-    checkpoint_kind: str
-    needs_mask_token: bool
 
 
 @dataclass
@@ -71,7 +66,7 @@ _kept: OrderedDict[str, LoadedModel] = OrderedDict()
 def load(
     model: str | Mapping[str, Any] | ModelSpec,
     *,
-    method: type[NeedsCheckpoint],
+    method: type[Method],
     block_size: int | None = None,
     variant: str | None = None,
     checkpoint: str | Path | None = None,
