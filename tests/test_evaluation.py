@@ -362,12 +362,11 @@ def test_silence_but_for_the_bar(capfd, caplog):
     run(suite("quick", "suite.limit=3"))
     assert capfd.readouterr() == ("", "")
     assert not caplog.records
-    run(
-        suite("quick", "suite.limit=4"),
-        answer=lambda p, r: oracle(p, r) if r.key[1] else "",
-        progress=True,
-        label="mars",
-    )
+
+    def all_but_one(prompt, request):
+        return oracle(prompt, request) if request.key[1] else ""
+
+    run(suite("quick", "suite.limit=4"), answer=all_but_one, progress=True, label="mars")
     out, err = capfd.readouterr()
     assert out == ""
     last = err.strip().split("\r")[-1]

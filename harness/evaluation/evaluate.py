@@ -153,7 +153,7 @@ def _headlines(rows: Sequence[Row], built: Mapping[str, tasks.SuiteTask]) -> dic
     for row in rows:
         scores[row["group"]][row["task"]].append(row["score"])
     headline = {}
-    for name, one in built.items():
+    for one in built.values():
         found = scores[one.group]
         every = [score for part in found.values() for score in part]
         headline[one.group] = Headline(

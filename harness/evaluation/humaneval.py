@@ -16,6 +16,7 @@ from harness.evaluation import sandbox
 from harness.evaluation.suites import TaskSpec
 
 FIELDS = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
+LIMITS = ("cpu_seconds", "wall_seconds", "memory_mib")
 
 
 def documents(spec: TaskSpec, limit: int | None) -> list[dict[str, Any]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
@@ -157,7 +157,7 @@ class EngineLM(LM):
         if not long:
             return
         worst = max(long, key=lambda request: len(request.prompt_ids))
-        task, doc_id = worst.key  # type: ignore[misc]
+        task, doc_id = _document(worst.key)
         raise UserError(
             "suite.tasks",
             task,
@@ -172,11 +172,11 @@ class EngineLM(LM):
             for key, row in self.rows.items():
                 meter.add(row, self._score(instances[key], row["text"]) if self._progress else None)
             for completion in self._engine.run(fresh):
-                key = completion.key
-                row = _row(completion, prompt_hash(instances[key].args[0]))  # type: ignore[index]
-                self.rows[key] = row  # type: ignore[index]
+                key = _document(completion.key)
+                row = _row(completion, prompt_hash(instances[key].args[0]))
+                self.rows[key] = row
                 self._on_row(row)
-                meter.add(row, self._score(instances[key], row["text"]) if self._progress else None)  # type: ignore[index]
+                meter.add(row, self._score(instances[key], row["text"]) if self._progress else None)
         if missing := instances.keys() - self.rows.keys():
             raise RuntimeError(f"the engine returned no completion for {sorted(missing)[:3]} ({len(missing)} in all)")
 
@@ -200,12 +200,17 @@ class _Meter:
         self.bar.update()
 
 
+def _document(key: Hashable) -> DocKey:
+    """The key we gave a request, back from the engine."""
+    return cast(DocKey, key)
+
+
 def _key(instance: Instance) -> DocKey:
     return str(instance.task_name), int(instance.doc_id)
 
 
 def _row(completion: Completion, hashed_prompt: str) -> Row:
-    task, doc_id = completion.key  # type: ignore[misc]
+    task, doc_id = _document(completion.key)
     return {
         "task": task,
         "doc_id": doc_id,

@@ -71,7 +71,7 @@ def _build_one(group: str, spec: TaskSpec, suite: SuiteConfig, leaf: str) -> Sui
             f"suite.protocol.{group}.version",
             spec.version,
             f"the installed task {config['task']} has version {version}",
-            f"install the lm-eval release this protocol was written for, or set suite.protocol.{group}.version={version}",
+            f"install the lm-eval this protocol was written for, or set suite.protocol.{group}.version={version}",
         )
     rows = documents.load(spec, suite, leaf)
     if rows is not None:
@@ -90,9 +90,8 @@ def _build_one(group: str, spec: TaskSpec, suite: SuiteConfig, leaf: str) -> Sui
         raise _hub_error(config, spec, error) from error
     _check_headline(group, spec, task)
     task.set_fewshot_seed(FEWSHOT_SEED)
-    return SuiteTask(
-        group, spec, task, documents.data_hash(spec, suite, leaf) if rows is None else documents.hash_rows(rows)
-    )
+    data_hash = documents.data_hash(spec, suite, leaf) if rows is None else documents.hash_rows(rows)
+    return SuiteTask(group, spec, task, data_hash)
 
 
 def _config(spec: TaskSpec, leaf: str) -> dict[str, Any]:

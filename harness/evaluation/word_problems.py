@@ -23,6 +23,7 @@ def documents(spec: TaskSpec, limit: int | None) -> list[dict[str, Any]]:
 def config() -> dict[str, Any]:
     """The task in lm-eval's terms: exact match of the number after ``####`` (strict) or of the last number."""
     first = {"function": "take_first"}
+    match = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}
     return {
         "task": "word_problems",
         "output_type": "generate_until",
@@ -30,14 +31,7 @@ def config() -> dict[str, Any]:
         "doc_to_text": "{{question}}",
         "doc_to_target": "{{answer.split('####')[-1].strip()}}",
         "generation_kwargs": {"until": [], "do_sample": False},
-        "metric_list": [
-            {
-                "metric": "exact_match",
-                "aggregation": "mean",
-                "higher_is_better": True,
-                "regexes_to_ignore": [",", r"\.$"],
-            }
-        ],
+        "metric_list": [match | {"regexes_to_ignore": [",", r"\.$"]}],
         "filter_list": [
             {"name": "strict-match", "filter": [{"function": "regex", "regex_pattern": r"#### (-?[0-9.,]+)"}, first]},
             {
