@@ -44,8 +44,8 @@ def decode(
     """Continue prompts greedily with a decoding method.
 
     Args:
-        model: registry name ("tiny", "smollm2-135m", …), a ``model`` config, or a model that ``load`` returned; variant,
-            alignment, checkpoint, dtype and device are settled with the latter.
+        model: registry name ("tiny", "smollm2-135m", …), a ``model`` config, or a model that ``load`` returned, which
+            settles variant, alignment, checkpoint, dtype and device.
         method: its name, with its options as further keywords (``tau=0.95, block_size=4``), or an instance.
         prompts: one prompt or several; each a user's message, a whole conversation (dicts with role and content), or
             token ids that are fed as they are.

@@ -2,8 +2,8 @@
 
     python -m harness.generate "Tom has 3 bags of 12 apples. How many apples are there?" method=mars tau=0.9
 
-Settings are those of ``harness.run`` (method, model, tau, block_size, checkpoint, …) and four more: ``max_new_tokens=``,
-``stop=``, ``chat=false`` (plain text, no chat template), ``svg=FILE`` (save the picture).
+Settings are those of ``harness.run`` (method, model, tau, block_size, checkpoint, …) and four more:
+``max_new_tokens=``, ``stop=``, ``chat=false`` (plain text, no chat template), ``svg=FILE`` (save the picture).
 """
 
 from __future__ import annotations
@@ -151,24 +151,23 @@ def show(console: Console, title: str, completion: Completion, pieces: Sequence[
             text.append(piece)
     console.print(text)
     console.print()
-    console.print(legend(title, completion, lengths, coloured), soft_wrap=True)
+    console.print(legend(title, completion, lengths, coloured))
 
 
 def legend(title: str, completion: Completion, lengths: Sequence[int], coloured: bool) -> Text:
     """What was run, what it cost, and how many forwards committed how many tokens."""
     stats = completion.stats
     seconds = stats.prefill_seconds + stats.decode_seconds
-    text = Text(f"{title}\n")
-    text.append(
-        f"{stats.new_tokens} tokens in {stats.target_forwards} forwards and {seconds:.2f} s, ended by {stats.finish_reason}: "
-        f"{stats.tokens_per_forward:.2f} tokens per forward, {stats.positions_per_token:.2f} positions per token\n"
+    text = Text(
+        f"{title}\n{stats.new_tokens} tokens in {stats.target_forwards} forwards and {seconds:.2f} s, ended by "
+        f"{stats.finish_reason}\n{stats.tokens_per_forward:.2f} tokens per forward, {stats.positions_per_token:.2f} "
+        f"positions per token\ncommitted together" + ("" if coloured else f" ({SEPARATOR} ends a forward)")
     )
-    text.append("tokens committed together" + ("" if coloured else f" (a {SEPARATOR} between forwards)") + ": ")
-    for label, count in Counter(_hue(n)[1] for n in sorted(lengths)).items():
-        shades = next(hue[2] for hue in HUES if hue[1] == label) if label != NONE[1] else ("", "")
-        for shade in shades if coloured and label != NONE[1] else ():
-            text.append("  ", f"on {shade}")
-        text.append(f" {label} × {count}   ")
+    for (_, label, shades), count in Counter(_hue(n) for n in sorted(lengths)).items():
+        text.append("\n  ")
+        for shade in shades if coloured else ():
+            text.append("  ", f"on {shade}" if shade else "")
+        text.append(f" {label:10} in {count} forward" + ("" if count == 1 else "s"))
     return text
 
 
