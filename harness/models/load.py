@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -104,7 +105,7 @@ def load(
     )
     needs_mask = method.needs_mask_token
     wanted = identity(spec, resolved, dtype)
-    key = json.dumps([wanted, str(resolved.directory), str(pick_device(device)), needs_mask, spec.context_length])
+    key = json.dumps([wanted, dataclasses.asdict(spec), str(resolved.directory), str(pick_device(device)), needs_mask])
     if key not in _kept:
         _make_room()
         _kept[key] = open_model(spec, resolved, dtype=dtype, device=device, needs_mask=needs_mask)
@@ -215,11 +216,12 @@ def _mask_token(
 
 
 def _unused(token: str, token_id: int, tokenizer: PreTrainedTokenizerBase) -> int:
-    """``token_id`` if it is a special token with no other use (so that no text can contain it)."""
+    """``token_id`` if it is a special token (no tokenizer splits ordinary text into it) with no other use."""
     used = {tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
     if token_id in used or token in str(tokenizer.chat_template):
         raise UserError("model.mask_token", token, "a token with no other use, and this one has one")
-    if tokenizer.encode(token, add_special_tokens=False) != [token_id]:
+    added = tokenizer.added_tokens_decoder.get(token_id)
+    if added is None or not added.special:
         raise UserError("model.mask_token", token, "a special token: this one can arise from ordinary text")
     return token_id
 
