@@ -62,6 +62,8 @@ class Engine:
             raise UserError("batch_size", batch_size, "a whole number of rows, at least 1")
         if accept_limit not in ACCEPT_LIMITS:
             raise UserError("accept_limit", accept_limit, f"one of {', '.join(ACCEPT_LIMITS)}")
+        if prefill_chunk is not None and (isinstance(prefill_chunk, bool) or prefill_chunk < 1):
+            raise UserError("prefill_chunk", prefill_chunk, "a whole number of tokens, at least 1, or null")
         self.loaded, self.method, self.batch_size = loaded, method, batch_size
         self.mode = cache_mode(cache, cache_block)
         self.most_tokens = cache_block if cache == "block" and accept_limit == "cache_block" else None
@@ -213,7 +215,7 @@ class Engine:
                 stats.finish_reason = end[1]
             elif row.new_tokens + len(fresh) >= row.token_limit:
                 stats.finish_reason = "length" if row.token_limit == row.request.max_new_tokens else "context"
-            row.cached = self.mode.stored(row, pending, kept)
+            row.cached = self.mode.stored(row, pending, min(kept, len(fresh)))
             row.tokens += fresh
             row.trace.append(Step(fresh, confidences[i][: len(fresh)]))
             stats.target_forwards += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,7 +123,7 @@ class Window:
 
     def to(self, device: torch.device | str) -> Window:
         """The same window on another device."""
-        moved = {
+        moved: dict[str, Any] = {
             f.name: value.to(device, non_blocking=True)
             for f in fields(self)
             if isinstance(value := getattr(self, f.name), Tensor)
