@@ -292,7 +292,7 @@ class TrueTree(Method):
 def test_a_tree_method_is_lossless_through_the_contract(target: Target, cache: str, batch_size: int) -> None:
     """Kept paths are gathered, trimmed at caps and boundaries, and rows stay exact; runs of every length occur."""
     asked = requests(cap=21)
-    got = decode(target, TrueTree(right=-1), asked, batch_size=batch_size, cache=cache, cache_block=9)
+    got = decode(target, TrueTree(right=-1), asked, batch_size=batch_size, cache=cache, cache_block=11)
     assert tokens_of(got) == {r.key: greedy(target.model, r.prompt_ids, 21) for r in asked}
     assert {len(s.token_ids) for c in got.values() for s in c.trace} == {1, 2, 3, 4}
 
