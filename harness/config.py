@@ -143,7 +143,7 @@ def override_values(override: Any) -> Iterator[str]:
 
 def known_keys(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
     """Dotted names of all nodes, without Hydra's own."""
-    for key in cfg:
+    for key in map(str, cfg):
         if not prefix and key == "hydra":
             continue
         name = f"{prefix}{key}"

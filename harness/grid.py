@@ -20,6 +20,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -28,7 +29,7 @@ from harness import config
 from harness.engine.loop import ENGINE_VERSION
 from harness.evaluation import suites
 from harness.models import checkpoints, registry
-from harness.results.store import MISSING, Store
+from harness.results.store import Store
 from methods.accept import check_tau
 from methods.contract import Method
 
@@ -46,15 +47,16 @@ class Cell:
         overrides: what tells it from the other cells of the sweep.
         method: built from the settings, so known to be valid.
         identity: what its output depends on.
-        key: run key; None while the checkpoint is missing, because its weights are part of the identity.
-        missing: why there is no key yet.
+        key: run key.
+        missing: the checkpoint is still to be trained; identity and key are then provisional, because the weights are
+            part of them, and the cell has no record yet.
     """
 
     cfg: DictConfig
     overrides: tuple[str, ...]
     method: Method
     identity: dict[str, Any]
-    key: str | None
+    key: str
     missing: checkpoints.MissingCheckpoint | None = None
 
     @property
@@ -70,15 +72,17 @@ class Plan:
 
     Attributes:
         merged: for each cell, the overrides of further sweep cells that are the same cell.
+        adaptive: the sweeper chooses cells as it goes, so that only the configuration it starts from is here.
     """
 
     cells: list[Cell]
     merged: list[list[tuple[str, ...]]]
     store: Store
+    adaptive: bool = False
 
     def state(self, cell: Cell) -> str:
-        """State of the cell on disk."""
-        return self.store.cell(cell.key).state() if cell.key else MISSING
+        """State of the cell on disk (done, partial, failed or missing)."""
+        return self.store.cell(cell.key).state()
 
     def notices(self) -> list[str]:
         """One line for each cell that several settings of the sweep lead to, naming what does not matter to it."""
@@ -123,8 +127,9 @@ def build_method(cfg: DictConfig) -> Method:
         UserError: an option that it does not have, or a value out of range.
     """
     check_tau(cfg.tau, cfg.confidence)
-    cls = get_class(cfg.method["_target_"])
-    own = {k: v for k, v in OmegaConf.to_container(cfg.method, resolve=True).items() if k not in NAMING}  # type: ignore[union-attr]
+    cls: type[Method] = get_class(cfg.method["_target_"])
+    options: Any = OmegaConf.to_container(cfg.method, resolve=True)
+    own = {key: value for key, value in options.items() if key not in NAMING}
     return cls.from_settings({name: cfg[name] for name in SHARED_AXES}, own)
 
 
@@ -195,38 +200,32 @@ def make_cell(cfg: DictConfig, overrides: Sequence[str] = ()) -> Cell:
         wanted = dataclasses.asdict(error.request)
         weights = {"model": model.name, "to train": wanted, "dtype": cfg.dtype or model.dtype}
     identity = identify(cfg, method, weights)
-    return Cell(cfg, tuple(overrides), method, identity, None if missing else run_key(identity), missing)
+    return Cell(cfg, tuple(overrides), method, identity, run_key(identity), missing)
 
 
-def make_plan(overrides: Sequence[str], multirun: bool, config_name: str = "config") -> Plan | None:
+def make_plan(overrides: Sequence[str], multirun: bool, config_name: str = "config") -> Plan:
     """Compose, validate and identify every cell of a command line.
-
-    Returns:
-        None for a sweep whose cells only its sweeper knows (not Hydra's basic one).
 
     Raises:
         UserError: the first mistake in any cell, before any of them runs.
     """
     with _hydra():
         try:
-            found = _expand(list(overrides), multirun, config_name)
-            if found is None:
-                return None
+            found, adaptive = _expand(list(overrides), multirun, config_name)
             cells = [make_cell(cfg, own) for cfg, own in found]
         except (HydraException, OmegaConfBaseException) as error:
             raise config.explain(error, overrides) from None
-    return merge(cells)
+    return dataclasses.replace(merge(cells), adaptive=adaptive)
 
 
 def merge(cells: Sequence[Cell]) -> Plan:
     """Drop cells that are the same as an earlier one, and remember which."""
     distinct: dict[str, tuple[Cell, list[tuple[str, ...]]]] = {}
     for cell in cells:
-        identity = run_key(cell.identity)
-        if identity in distinct:
-            distinct[identity][1].append(cell.overrides)
+        if cell.key in distinct:
+            distinct[cell.key][1].append(cell.overrides)
         else:
-            distinct[identity] = (cell, [])
+            distinct[cell.key] = (cell, [])
     store = Store(cells[0].cfg.results_dir)
     return Plan([cell for cell, _ in distinct.values()], [others for _, others in distinct.values()], store)
 
@@ -240,26 +239,23 @@ def _hydra() -> Iterator[None]:
         yield
 
 
-def _expand(overrides: list[str], multirun: bool, config_name: str) -> list[tuple[DictConfig, list[str]]] | None:
-    """Configurations of a command line's cells, with the overrides that differ between them."""
+def _expand(overrides: list[str], multirun: bool, config_name: str) -> tuple[list[tuple[DictConfig, list[str]]], bool]:
+    """Configurations of a command line's cells with the overrides that differ between them; and ``Plan.adaptive``."""
     loader = GlobalHydra.instance().config_loader()
     parser = OverridesParser.create(config_loader=loader)
-    default = hydra.compose(config_name, return_hydra_config=True)
-    options = {group: sorted(loader.get_group_options(group)) for group in GROUPS}
     parsed = parser.parse_overrides(overrides)
-    config.check_overrides(parsed, default, options)
-    if not multirun:
-        return [(hydra.compose(config_name, overrides), overrides)]
-    fixed = [o.input_line for o in parsed if not o.is_sweep_override()]
-    master = hydra.compose(config_name, fixed, return_hydra_config=True)
+    options = {group: sorted(loader.get_group_options(group)) for group in GROUPS}
+    config.check_overrides(parsed, hydra.compose(config_name, return_hydra_config=True), options)
+    fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
+    master = hydra.compose(config_name, fixed if multirun else overrides, return_hydra_config=True)
+    if not multirun and master.hydra.mode != RunMode.MULTIRUN:
+        return [(hydra.compose(config_name, overrides), overrides)], False
     if not master.hydra.sweeper._target_.endswith(".BasicSweeper"):
-        return None
+        return [(hydra.compose(config_name, fixed), fixed)], True
     params = [f"{key}={value}" for key, value in (master.hydra.sweeper.params or {}).items()]
     swept = parser.parse_overrides(params + overrides)
-    batches = BasicSweeper.split_arguments(swept, None)
     several = {o.get_key_element() for o in swept if o.is_sweep_override()}
+    lines = [line for batch in BasicSweeper.split_arguments(swept, None) for line in batch]
     return [
-        (hydra.compose(config_name, line), [o for o in line if o.split("=")[0] in several])
-        for batch in batches
-        for line in batch
-    ]
+        (hydra.compose(config_name, line), [o for o in line if o.split("=")[0] in several]) for line in lines
+    ], False

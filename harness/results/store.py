@@ -13,7 +13,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ SYNC_SECONDS = 2.0  # rows reach the operating system one by one, and the disk a
 DONE, PARTIAL, FAILED, MISSING = "done", "partial", "failed", "missing"
 
 
-class Cell:
+class StoredCell:
     """One directory of the store, named by its run key."""
 
     def __init__(self, path: Path) -> None:
@@ -47,11 +47,16 @@ class Cell:
         """The finished record."""
         return Record.from_dict(json.loads(self.record_path.read_text(encoding="utf-8")))
 
-    def documents(self) -> list[dict[str, Any]]:
-        """The finished cell's rows, as they were given to ``finish``."""
+    def scores(self) -> list[dict[str, Any]]:
+        """What a paired comparison needs of the finished cell's rows."""
+        return self.documents(("group", "task", "doc_id", "score"))
+
+    def documents(self, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """The finished cell's rows, as they were given to ``finish``; or only some of their columns."""
         import pyarrow.parquet as pq
 
-        return _unflatten(pq.read_table(self.documents_path).to_pylist())
+        # ParquetFile, because read_table imports pandas: half a second of a run that finds everything done.
+        return _unflatten(pq.ParquetFile(self.documents_path).read(columns and list(columns)).to_pylist())
 
     def num_partial_rows(self) -> int:
         """Complete lines of the partial file."""
@@ -61,24 +66,12 @@ class Cell:
         except FileNotFoundError:
             return 0
 
-    @contextlib.contextmanager
-    def lock(self, on_wait: Any = None) -> Iterator[None]:
-        """Hold the cell for this process; waits for another holder after calling ``on_wait``.
-
-        The lock is the kernel's (``flock``), so it dies with its process and is never stale.
-        """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if on_wait is not None:
-                    on_wait()
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+    def lock(self, on_wait: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+        """Hold the cell for this process (see ``file_lock``)."""
+        return file_lock(self.path / "lock", on_wait)
 
     @contextlib.contextmanager
-    def appender(self) -> Iterator[RowAppender]:
+    def appending(self) -> Iterator[RowAppender]:
         """Open the partial file for more rows, behind its last whole row. Only under ``lock``."""
         self.error_path.unlink(missing_ok=True)
         appender = RowAppender(self.partial_path)
@@ -153,14 +146,34 @@ class Store:
     def __init__(self, results_dir: str | Path) -> None:
         self.root = Path(results_dir) / "runs"
 
-    def cell(self, key: str) -> Cell:
+    def cell(self, key: str) -> StoredCell:
         """The cell of a run key, whether or not anything is there yet."""
-        return Cell(self.root / key)
+        return StoredCell(self.root / key)
+
+    def scores(self, key: str) -> list[dict[str, Any]]:
+        """``StoredCell.scores`` of a run key."""
+        return self.cell(key).scores()
 
     def records(self) -> list[Record]:
         """Every finished record, oldest first."""
-        found = [Cell(path.parent).record() for path in self.root.glob("[0-9a-f]*/record.json")]
+        found = [StoredCell(path.parent).record() for path in self.root.glob("[0-9a-f]*/record.json")]
         return sorted(found, key=lambda record: record.created)
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock file for this process; waits for another holder after calling ``on_wait``.
+
+    The lock is the kernel's (``flock``), so it dies with its process and is never stale.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -1,7 +1,7 @@
 """The results table: on the terminal at the end of a run, and as Markdown and CSV.
 
 Every score has its interval, and beside it the paired difference from AR SFT on the same documents. On the terminal
-what all rows share (model, suite, …) moves to the title, so that the table fits 80 columns.
+what all rows share (model, benchmark, …) moves to the title, so that the table fits 80 columns.
 """
 
 from __future__ import annotations
@@ -16,13 +16,26 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from harness.results.records import Record
+from harness.results.records import Benchmark, Record
 from harness.results.stats import Comparison, compare
 
 BASELINE = "ar_sft"
 NONE = "—"
 # Settings that tell rows apart. The first three are always columns; the others are where rows differ in them.
-LABELS = ("method", "tau", "B", "model", "suite", "variant", "confidence", "options", "cache", "dtype", "limit", "seed")
+LABELS = (
+    "method",
+    "tau",
+    "B",
+    "model",
+    "benchmark",
+    "variant",
+    "confidence",
+    "options",
+    "cache",
+    "dtype",
+    "limit",
+    "seed",
+)
 ALWAYS = ("method", "tau", "B")
 
 Documents = Sequence[Mapping[str, Any]]
@@ -30,36 +43,42 @@ Documents = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Line:
-    """One row of the table: a record's labels and what it is compared with (None: nothing to compare)."""
+    """One row of the table: a record on one benchmark, and its difference from the reference (None: there is none)."""
 
     record: Record
+    benchmark: Benchmark
     labels: dict[str, str]
     delta: Comparison | None
     is_baseline: bool
 
 
-def make_lines(records: Iterable[Record], scores: Callable[[str], Documents]) -> list[Line]:
+def make_lines(
+    records: Iterable[Record], scores: Callable[[str], Documents], earlier: Iterable[Record] = ()
+) -> list[Line]:
     """Pair every record with its AR SFT reference: same model, documents, limits, seed and dtype.
 
     Args:
         records: in the order in which they are to be shown.
-        scores: gives the documents (task, doc_id, score) of a run key.
+        earlier: further records, among which a reference may be found that ``records`` lack.
+        scores: gives the documents (group, task, doc_id, score) of a run key.
     """
-    records = list(records)
+    records, earlier = list(records), list(earlier)
     read: dict[str, Documents] = {}
 
-    def documents(key: str) -> Documents:
+    def documents(key: str, benchmark: str) -> Documents:
         if key not in read:
             read[key] = scores(key)
-        return read[key]
+        return [row for row in read[key] if row["group"] == benchmark]
 
     lines = []
     for record in records:
-        baseline = _baseline(record, records)
-        delta = None
-        if baseline is not None and baseline.key != record.key:
-            delta = compare(documents(record.key), documents(baseline.key))
-        lines.append(Line(record, _labels(record), delta, baseline is not None and baseline.key == record.key))
+        baseline = _baseline(record, records) or _baseline(record, earlier)
+        is_baseline = baseline is not None and baseline.key == record.key
+        for name, benchmark in record.benchmarks.items():
+            delta = None
+            if baseline is not None and not is_baseline:
+                delta = compare(documents(record.key, name), documents(baseline.key, name))
+            lines.append(Line(record, benchmark, _labels(record, name), delta, is_baseline))
     return lines
 
 
@@ -67,7 +86,8 @@ def _baseline(record: Record, records: Sequence[Record]) -> Record | None:
     """The AR SFT record to compare with; the default variant and the record's own cache mode are preferred."""
 
     def comparable(r: Record) -> tuple[Any, ...]:
-        return r.config["model"]["name"], *(r.identity[k] for k in ("suite", "generation", "seed", "dtype"))
+        weights = r.identity["model"]
+        return weights["model"], weights["dtype"], r.identity["suite"], r.identity["seed"]
 
     def distance(r: Record) -> tuple[bool, bool]:
         return r.config["variant"] is not None, r.identity["cache"] != record.identity["cache"]
@@ -76,20 +96,20 @@ def _baseline(record: Record, records: Sequence[Record]) -> Record | None:
     return min(found, key=distance, default=None)
 
 
-def _labels(record: Record) -> dict[str, str]:
+def _labels(record: Record, benchmark: str) -> dict[str, str]:
     config, axes = record.config, record.identity["method"]["axes"]
     known = {"tau", "block_size", "confidence"}
     values = {
         "method": record.identity["method"]["name"],
         "tau": axes.get("tau"),
         "B": axes.get("block_size"),
-        "model": config["model"]["name"],
-        "suite": config["suite"]["name"],
+        "model": record.identity["model"]["model"],
+        "benchmark": benchmark,
         "variant": config["variant"],
         "confidence": axes.get("confidence"),
         "options": ", ".join(f"{k}={v}" for k, v in axes.items() if k not in known) or None,
         "cache": config["cache"],
-        "dtype": record.identity["dtype"],
+        "dtype": record.identity["model"]["dtype"],
         "limit": config["suite"].get("limit"),
         "seed": config["seed"],
     }
@@ -113,7 +133,7 @@ def percent(value: float, signed: bool = False) -> str:
 
 
 def _score(line: Line) -> str:
-    return f"{percent(line.record.score.value)} ±{percent(line.record.score.half_width)}"
+    return f"{percent(line.benchmark.score.value)} ±{percent(line.benchmark.score.half_width)}"
 
 
 def _delta(line: Line) -> str:
@@ -126,10 +146,10 @@ def _delta(line: Line) -> str:
 
 
 def _measures(line: Line) -> dict[str, str]:
-    speed = line.record.speed
+    speed = line.benchmark.speed
     measures = {
         "score %": _score(line),
-        "n": str(line.record.score.n),
+        "n": str(line.benchmark.score.n),
         "tokens/ forward": f"{speed.tokens_per_forward:.2f}",
         "task mean": f"{speed.tokens_per_forward_task_mean:.2f}",
         "positions/ token": f"{speed.positions_per_token:.2f}",
@@ -145,19 +165,21 @@ def to_rich(lines: Sequence[Line]) -> Table:
     columns = _varying(lines)
     title = " · ".join(_shared(lines, columns))
     caption = (
-        "score: 95 % Wilson (or bootstrap) interval, wider half after ±.\n"
-        "Δ: points, same documents, paired 95 % interval; one that holds 0 decides nothing."
+        "±: wider half of the score's 95 % interval. Δ: points on the same documents,\n"
+        "paired, with its 95 % interval; one that holds 0 decides nothing."
     )
-    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
-    table.title_justify = "left"
+    table = Table(
+        title=title, title_justify="left", caption=caption, caption_justify="left",
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
+    )  # fmt: skip
     measured = [_measures(line) for line in lines]
     names = list(measured[0])
-    if all(len(line.record.tasks) == 1 for line in lines):
+    if all(len(line.benchmark.tasks) == 1 for line in lines):
         names.remove("task mean")  # with one task it is the ratio of sums
     if len({m["n"] for m in measured}) == 1:
         names.remove("n")
     for name in columns:
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, overflow="fold")
     for name in names:
         table.add_column(name.replace("/ ", "/\n"), justify="right", no_wrap=True)
     for line, measures in zip(lines, measured, strict=True):
@@ -168,15 +190,15 @@ def to_rich(lines: Sequence[Line]) -> Table:
 
 def _shared(lines: Sequence[Line], columns: Sequence[str]) -> list[str]:
     """What all rows have in common, for the title."""
+    texts = {"model": "{}", "benchmark": "{}", "variant": "variant {}", "confidence": "confidence {}", "options": "{}",
+             "cache": "{} cache", "dtype": "{}"}  # fmt: skip
     shown = []
-    for name in ("model", "suite", "variant", "confidence", "options", "cache", "dtype"):
+    for name, text in texts.items():
         values = {line.labels[name] for line in lines} - {NONE}
         if name not in columns and values:
-            shown.append(f"{name} {values.pop()}")
-    counts = {line.record.score.n for line in lines}
-    if len(counts) == 1:
-        shown.append(f"{counts.pop()} documents")
-    return shown
+            shown.append(text.format(values.pop()))
+    counts = {line.benchmark.score.n for line in lines}
+    return [*shown, f"{counts.pop()} documents"] if len(counts) == 1 else shown
 
 
 def to_markdown(lines: Sequence[Line]) -> str:
@@ -199,7 +221,7 @@ def to_csv(lines: Sequence[Line]) -> str:
 
 
 def _numbers(line: Line) -> dict[str, Any]:
-    score, speed = line.record.score, line.record.speed
+    score, speed = line.benchmark.score, line.benchmark.speed
     labels = {name: "" if value == NONE else value for name, value in line.labels.items()}
     difference = line.delta.difference if line.delta else None
     return labels | {

@@ -1,0 +1,109 @@
+"""One cell from configuration to record: load, decode and score, keep, project."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from harness import grid, tracking
+from harness.engine.loop import Engine
+from harness.evaluation.evaluate import evaluate
+from harness.grid import Cell
+from harness.models import checkpoints
+from harness.models.load import load
+from harness.results import provenance
+from harness.results.records import Record, now, summarise
+from harness.results.store import DONE, Store, StoredCell, file_lock
+
+
+def run_cell(cell: Cell) -> None:
+    """Bring a cell to its record; whatever an earlier attempt generated is kept.
+
+    Raises:
+        UserError: what only loading the model can tell.
+    """
+    if cell.missing is not None:
+        cell = train_missing(cell)
+    stored = Store(cell.cfg.results_dir).cell(cell.key)
+    with stored.lock(on_wait=lambda: _say(f"waiting: another process is at {cell.label}")):
+        if stored.state() == DONE:
+            return
+        record = measure(cell, stored)
+    if not sys.stderr.isatty():  # where nobody saw the bar
+        one = record.speed
+        _say(f"done: {cell.label}: {one.documents} documents, {one.tokens_per_forward:.2f} tokens per forward")
+    settings: Any = OmegaConf.to_container(cell.cfg.tracking, resolve=True)
+    try:
+        tracking.replay(record, stored.documents(), settings, Path(cell.cfg.results_dir))
+    except Exception as error:  # the record is safe and can be replayed, so a tracker's trouble fails nothing
+        _say(f"not tracked ({type(error).__name__}: {error}); replay it with: python -m harness.tracking {stored.path}")
+
+
+def train_missing(cell: Cell) -> Cell:
+    """Train the checkpoint that a cell lacks, unless another process just did; returns the cell with its key."""
+    assert cell.missing is not None
+    root = Path(cell.cfg.checkpoints_dir or checkpoints.default_checkpoints_dir())
+    with file_lock(root / "local" / ".lock", on_wait=lambda: _say("waiting: another process is training")):
+        found = grid.make_cell(cell.cfg, cell.overrides)
+        if found.missing is not None:
+            from harness.training.recipe import train_on_demand
+
+            _say(f"no checkpoint {found.missing.value} yet, training it: {found.missing.request.command}")
+            train_on_demand(found.missing.request.overrides, cell.cfg.checkpoints_dir)
+            found = grid.make_cell(cell.cfg, cell.overrides)
+    Store(cell.cfg.results_dir).cell(cell.key).error_path.unlink(missing_ok=True)  # of an attempt that could not train
+    return found
+
+
+def measure(cell: Cell, stored: StoredCell) -> Record:
+    """Decode and score every document that is not on disk yet, then write the record."""
+    cfg, method = cell.cfg, cell.method
+    if cfg.threads is not None:
+        torch.set_num_threads(cfg.threads)
+    request = grid.checkpoint_request(cfg, method)
+    loaded = load(cfg.model, method=type(method), dtype=cfg.dtype, device=cfg.device, **request)
+    if grid.run_key(grid.identify(cfg, method, loaded.identity)) != cell.key:
+        raise RuntimeError(f"the weights of {loaded.name} changed while the cell was waiting; run it again")
+    engine = Engine(
+        loaded,
+        method,
+        batch_size=cfg.batch_size,
+        cache=cfg.cache,
+        cache_block=cfg.cache_block,
+        accept_limit=cfg.accept_limit,
+    )
+    with stored.appending() as partial:
+        found = evaluate(
+            engine,
+            loaded,
+            grid.suite_config(cfg),
+            seed=cfg.seed,
+            resume=partial.rows,
+            on_row=partial.append,
+            progress=sys.stderr.isatty(),
+            label=cell.label,
+        )
+    benchmarks, speed = summarise(found.rows, {name: one.metric for name, one in found.headline.items()})
+    settings: Any = OmegaConf.to_container(cfg, resolve=True)
+    record = Record(
+        key=cell.key,
+        identity=cell.identity,
+        config=settings | {"variant": request["variant"], "alignment": request["alignment"]},
+        benchmarks=benchmarks,
+        speed=speed,
+        protocol=found.protocol,
+        checkpoint=None if loaded.manifest is None else dataclasses.asdict(loaded.manifest),
+        provenance=provenance.collect(cfg.seed),
+        created=now(),
+    )
+    stored.finish(record, found.rows)
+    return record
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

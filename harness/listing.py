@@ -1,0 +1,143 @@
+"""What a plan looks like on the terminal: the state of every cell, and what running the rest would cost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from harness.errors import UserError
+from harness.evaluation import documents
+from harness.grid import Cell, Plan, checkpoint_request, suite_config
+from harness.models import checkpoints, registry
+from harness.results.provenance import machine
+from harness.results.records import Record
+from harness.results.store import DONE
+
+# A forward's time where nothing was measured yet: a fixed part, and reading the weights from memory (DESIGN §9).
+SECONDS_PER_FORWARD, BYTES_PER_SECOND = 3e-3, 6e9
+BYTES_PER_PARAMETER = 2
+ROUGH_ANSWER = 0.5  # of the longest answer allowed
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a cell would cost; None where it cannot be known beforehand. ``basis`` says where the number is from."""
+
+    documents: int | None
+    seconds_per_document: float | None
+    basis: str
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the whole cell."""
+        if self.documents is None or self.seconds_per_document is None:
+            return None
+        return self.documents * self.seconds_per_document
+
+
+def status_table(plan: Plan) -> Table:
+    """Every cell with its key and its state: done, partial, failed or missing."""
+    table = _table(plan, "state", "rows", "key")
+    for cell in plan.cells:
+        rows = str(plan.store.cell(cell.key).num_partial_rows() or "")
+        key = "known once its checkpoint is trained" if cell.missing else cell.key
+        table.add_row(*_settings(cell), plan.state(cell), rows, key)
+    return table
+
+
+def dry_run_table(plan: Plan) -> tuple[Table, str]:
+    """Every cell with its state and estimated cost, and a line with the sum. Nothing is run."""
+    table = _table(plan, "state", "documents", "estimate", "basis")
+    records = plan.store.records()
+    total, unknown = 0.0, 0
+    for cell in plan.cells:
+        state = plan.state(cell)
+        estimate = estimate_cell(cell, records)
+        if state == DONE:
+            table.add_row(*_settings(cell), state, str(estimate.documents or ""), "", "")
+            continue
+        total += estimate.seconds or 0.0
+        unknown += estimate.seconds is None
+        basis = estimate.basis + (", after training its checkpoint" if cell.missing else "")
+        count = str(estimate.documents or "?")
+        table.add_row(*_settings(cell), state, count, duration(estimate.seconds), basis)
+    line = f"about {duration(total)} in all" + (f", and {unknown} cells of unknown cost" if unknown else "")
+    commands = dict.fromkeys(cell.missing.request.command for cell in plan.cells if cell.missing)
+    return table, "\n".join([line, *(f"trained first: {command}" for command in commands)])
+
+
+def estimate_cell(cell: Cell, records: Sequence[Record]) -> Estimate:
+    """From the last record of the same model and method on this machine, else roughly from the size of the weights."""
+    count = count_documents(cell)
+    method, model = cell.identity["method"]["name"], cell.identity["model"]["model"]
+    for record in reversed(records):
+        same = (record.identity["method"]["name"], record.identity["model"]["model"]) == (method, model)
+        hardware = record.provenance.get("hardware", {})
+        if same and all(hardware.get(name) == value for name, value in machine().items()):
+            return Estimate(count, record.speed.seconds / record.speed.documents, "measured before")
+    parameters = count_parameters(cell)
+    if parameters is None:
+        return Estimate(count, None, "size of the model unknown")
+    per_forward = SECONDS_PER_FORWARD + parameters * BYTES_PER_PARAMETER / BYTES_PER_SECOND
+    forwards = ROUGH_ANSWER * cell.cfg.suite.max_gen_toks
+    return Estimate(count, per_forward * forwards, f"rough: {parameters / 1e6:.0f}M parameters, one token a forward")
+
+
+def count_documents(cell: Cell) -> int | None:
+    """Documents of a cell; None where only the hub knows."""
+    suite = suite_config(cell.cfg)
+    total = 0
+    for task, spec in suite.selected().items():
+        for leaf in spec.subtasks or [task]:
+            rows = documents.load(spec, suite, leaf)
+            if rows is None and suite.limit is None:
+                return None
+            counts = [suite.limit] if rows is None else [len(rows), suite.limit or len(rows)]
+            total += min(c for c in counts if c is not None)
+    return total
+
+
+def count_parameters(cell: Cell) -> float | None:
+    """Parameters, from the size of the checkpoint on disk, or from a model name that ends in one (…-135m, …-7b)."""
+    model = registry.spec(cell.cfg.model)
+    try:
+        found = checkpoints.resolve(
+            model, kind=cell.method.checkpoint_kind, **checkpoint_request(cell.cfg, cell.method)
+        )
+    except UserError:
+        found = checkpoints.Resolved()
+    if found.directory and not found.is_adapter:
+        return sum(p.stat().st_size for p in found.directory.glob("*.safetensors")) / BYTES_PER_PARAMETER
+    size = re.search(r"(\d+(?:\.\d+)?)([mb])\b", model.name.lower())
+    return float(size[1]) * {"m": 1e6, "b": 1e9}[size[2]] if size else None
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as a reader says them."""
+    if seconds is None:
+        return "?"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def _table(plan: Plan, *columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("method", "axes", "model", "suite", *columns):
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _settings(cell: Cell) -> tuple[Any, ...]:
+    axes = cell.identity["method"]["axes"]
+    return (
+        cell.method.name,
+        " ".join(f"{name}={value}" for name, value in axes.items()) or "—",
+        cell.identity["model"]["model"],
+        cell.cfg.suite.name,
+    )
