@@ -93,7 +93,6 @@ def generate(prompt: str, own: dict[str, str], overrides: Sequence[str]) -> Comp
     if not own["max_new_tokens"].isdecimal():
         raise UserError("max_new_tokens", own["max_new_tokens"], "a whole number of tokens, at least 1")
     plan = grid.make_plan(list(overrides), multirun=False)
-    assert plan is not None
     [cell] = plan.cells
     if cell.missing is not None:
         raise cell.missing
