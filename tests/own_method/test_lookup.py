@@ -27,9 +27,9 @@ def test_drafts_follow_the_latest_occurrence() -> None:
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_lookup_is_lossless(kind: str, batch_size: int) -> None:
     """With six tokens in all, the same pair often returns: drafts are confirmed sometimes and fail sometimes."""
-    target = Target(micro_model(kind, vocab=6))
+    target = Target(micro_model(kind, seed=5, vocab=6))
     generator = torch.Generator().manual_seed(0)
-    asked = [Request(torch.randint(0, 6, (n,), generator=generator).tolist(), 40, key=n) for n in range(3, 15)]
+    asked = [Request(torch.randint(0, 6, (n,), generator=generator).tolist(), 40, key=n) for n in range(3, 9)]
     got = {c.key: c for c in Engine(target, Lookup(), batch_size=batch_size).run(asked)}
     for request in asked:
         assert got[request.key].token_ids == greedy(target.model, request.prompt_ids, 40)
