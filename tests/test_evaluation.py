@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from evaluation_fakes import FakeEngine, loaded, suite
 from lm_eval.api.instance import Instance
+from lm_eval.utils import hash_string
 
 from harness import problems
 from harness.errors import UserError
 from harness.evaluation import documents, suites, tasks
 from harness.evaluation.evaluate import Evaluation, _number, evaluate
-from harness.evaluation.lm import EngineLM
+from harness.evaluation.lm import EngineLM, prompt_hash
 from harness.evaluation.suites import SuiteConfig, TaskSpec
 
 QUESTIONS = {
@@ -191,6 +192,10 @@ def test_protocol_and_versions_are_recorded(tmp_path):
     assert found.protocol["tasks"]["gsm8k_cot"]["filters"] == ["strict-match", "flexible-extract"]
     rows = [{"question": q, "answer": a} for q, a in QUESTIONS.items()]
     assert found.data == {"gsm8k_cot": documents.hash_rows(rows)}
+
+
+def test_prompt_hash_is_lm_evals():
+    assert prompt_hash("Où ?\n") == hash_string("Où ?\n")
 
 
 def test_several_numbers_of_one_metric_become_their_mean():

@@ -21,9 +21,7 @@ LIMITS = ("cpu_seconds", "wall_seconds", "memory_mib")
 
 def documents(spec: TaskSpec, limit: int | None) -> list[dict[str, Any]]:
     """The package's problems, each with the limits its program will run under."""
-    limits = {
-        name: spec.options[name] for name in ("cpu_seconds", "wall_seconds", "memory_mib") if name in spec.options
-    }
+    limits = {name: spec.options[name] for name in LIMITS if name in spec.options}
     return [{name: problem[name] for name in FIELDS} | {"limits": limits} for problem in read_problems().values()]
 
 

@@ -18,7 +18,6 @@ from harness.evaluation import documents
 from harness.evaluation.suites import SuiteConfig, TaskSpec
 
 FEWSHOT_SEED = 1234  # lm-eval's own default
-TOKEN_LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
 @dataclass
@@ -80,8 +79,8 @@ def _build_one(group: str, spec: TaskSpec, suite: SuiteConfig, leaf: str) -> Sui
     elif spec.revision:
         config["dataset_kwargs"] = (config.get("dataset_kwargs") or {}) | {"revision": spec.revision}
     config["num_fewshot"] = spec.num_fewshot
-    generation = {k: v for k, v in (config.get("generation_kwargs") or {}).items() if k not in TOKEN_LIMITS}
-    config["generation_kwargs"] = generation | {"max_gen_toks": suite.max_gen_toks}
+    # The one name that wins over a task's own limit; max_new_tokens and its like do not.
+    config["generation_kwargs"] = (config.get("generation_kwargs") or {}) | {"max_gen_toks": suite.max_gen_toks}
     try:
         task = ConfigurableTask(config=config)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
