@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,13 @@ def _check_fits(
         allowed = f"{where} was trained for blocks of {manifest.block_size} and has never predicted further ahead"
         raise UserError("block_size", block_size, allowed, f"block_size={manifest.block_size}, or another checkpoint")
     if block_size < manifest.block_size:
-        log.warning("%s was trained for blocks of %d; only %d are used", where, manifest.block_size, block_size)
+        _warn(f"{where} was trained for blocks of {manifest.block_size}; only {block_size} are used")
+
+
+@cache
+def _warn(message: str) -> None:
+    """Warn once per process: planning a sweep resolves the same checkpoint many times."""
+    log.warning(message)
 
 
 def _matches(entry: Released, variant: str | None, alignment: str | None) -> bool:
