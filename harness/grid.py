@@ -10,22 +10,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import hydra
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from hydra.types import RunMode
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from harness import config
+from harness import compose, config
 from harness.engine.loop import ENGINE_VERSION
 from harness.evaluation import suites
 from harness.models import checkpoints, registry
@@ -33,7 +25,6 @@ from harness.results.store import Store
 from methods.accept import check_tau
 from methods.contract import Method
 
-GROUPS = ("method", "model", "suite", "tracking")
 SHARED_AXES = ("tau", "block_size", "confidence")  # offered to every method; it takes those that it declares
 NAMING = ("_target_", "name")  # of a method's YAML; the other keys are the method's own options
 
@@ -203,19 +194,19 @@ def make_cell(cfg: DictConfig, overrides: Sequence[str] = ()) -> Cell:
     return Cell(cfg, tuple(overrides), method, identity, run_key(identity), missing)
 
 
-def make_plan(overrides: Sequence[str], multirun: bool, config_name: str = "config") -> Plan:
+def make_plan(
+    overrides: Sequence[str], multirun: bool, config_name: str = "config", config_dir: str | None = None
+) -> Plan:
     """Compose, validate and identify every cell of a command line.
+
+    Args:
+        overrides, multirun, config_name, config_dir: as Hydra's command line has them.
 
     Raises:
         UserError: the first mistake in any cell, before any of them runs.
     """
-    with _hydra():
-        try:
-            found, adaptive = _expand(list(overrides), multirun, config_name)
-            cells = [make_cell(cfg, own) for cfg, own in found]
-        except (HydraException, OmegaConfBaseException) as error:
-            raise config.explain(error, overrides) from None
-    return dataclasses.replace(merge(cells), adaptive=adaptive)
+    found, adaptive = compose.expand(overrides, multirun, config_name, config_dir)
+    return dataclasses.replace(merge([make_cell(cfg, own) for cfg, own in found]), adaptive=adaptive)
 
 
 def merge(cells: Sequence[Cell]) -> Plan:
@@ -228,34 +219,3 @@ def merge(cells: Sequence[Cell]) -> Plan:
             distinct[cell.key] = (cell, [])
     store = Store(cells[0].cfg.results_dir)
     return Plan([cell for cell, _ in distinct.values()], [others for _, others in distinct.values()], store)
-
-
-@contextmanager
-def _hydra() -> Iterator[None]:
-    """Hydra over our configuration directory, whatever the current one; leaves no trace for ``hydra.main``."""
-    config.register()
-    GlobalHydra.instance().clear()
-    with hydra.initialize_config_dir(str(config.CONF), version_base="1.3"):
-        yield
-
-
-def _expand(overrides: list[str], multirun: bool, config_name: str) -> tuple[list[tuple[DictConfig, list[str]]], bool]:
-    """Configurations of a command line's cells with the overrides that differ between them; and ``Plan.adaptive``."""
-    loader = GlobalHydra.instance().config_loader()
-    parser = OverridesParser.create(config_loader=loader)
-    parsed = parser.parse_overrides(overrides)
-    options = {group: sorted(loader.get_group_options(group)) for group in GROUPS}
-    config.check_overrides(parsed, hydra.compose(config_name, return_hydra_config=True), options)
-    fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
-    master = hydra.compose(config_name, fixed if multirun else overrides, return_hydra_config=True)
-    if not multirun and master.hydra.mode != RunMode.MULTIRUN:
-        return [(hydra.compose(config_name, overrides), overrides)], False
-    if not master.hydra.sweeper._target_.endswith(".BasicSweeper"):
-        return [(hydra.compose(config_name, fixed), fixed)], True
-    params = [f"{key}={value}" for key, value in (master.hydra.sweeper.params or {}).items()]
-    swept = parser.parse_overrides(params + overrides)
-    several = {o.get_key_element() for o in swept if o.is_sweep_override()}
-    lines = [line for batch in BasicSweeper.split_arguments(swept, None) for line in batch]
-    return [
-        (hydra.compose(config_name, line), [o for o in line if o.split("=")[0] in several]) for line in lines
-    ], False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -22,6 +21,7 @@ from harness.results.store import DONE
 SECONDS_PER_FORWARD, BYTES_PER_SECOND = 3e-3, 6e9
 BYTES_PER_PARAMETER = 2
 ROUGH_ANSWER = 0.5  # of the longest answer allowed
+NONE = "—"
 
 
 @dataclass(frozen=True)
@@ -42,33 +42,33 @@ class Estimate:
 
 def status_table(plan: Plan) -> Table:
     """Every cell with its key and its state: done, partial, failed or missing."""
-    table = _table(plan, "state", "rows", "key")
-    for cell in plan.cells:
+    table, labels = _table(plan, "state", "rows", "key")
+    for cell, label in zip(plan.cells, labels, strict=True):
         rows = str(plan.store.cell(cell.key).num_partial_rows() or "")
-        key = "known once its checkpoint is trained" if cell.missing else cell.key
-        table.add_row(*_settings(cell), plan.state(cell), rows, key)
+        table.add_row(*label, plan.state(cell), rows, "(after training)" if cell.missing else cell.key)
     return table
 
 
 def dry_run_table(plan: Plan) -> tuple[Table, str]:
     """Every cell with its state and estimated cost, and a line with the sum. Nothing is run."""
-    table = _table(plan, "state", "documents", "estimate", "basis")
+    table, labels = _table(plan, "state", "docs", "estimate", "basis")
     records = plan.store.records()
     total, unknown = 0.0, 0
-    for cell in plan.cells:
+    for cell, label in zip(plan.cells, labels, strict=True):
         state = plan.state(cell)
         estimate = estimate_cell(cell, records)
+        count = "?" if estimate.documents is None else str(estimate.documents)
         if state == DONE:
-            table.add_row(*_settings(cell), state, str(estimate.documents or ""), "", "")
+            table.add_row(*label, state, count, "", "")
             continue
         total += estimate.seconds or 0.0
         unknown += estimate.seconds is None
-        basis = estimate.basis + (", after training its checkpoint" if cell.missing else "")
-        count = str(estimate.documents or "?")
-        table.add_row(*_settings(cell), state, count, duration(estimate.seconds), basis)
-    line = f"about {duration(total)} in all" + (f", and {unknown} cells of unknown cost" if unknown else "")
+        table.add_row(*label, state, count, duration(estimate.seconds), estimate.basis)
+    line = f"about {duration(total)} in all" if total else "nothing to estimate"
+    if unknown:
+        line += f"; {unknown} cells of unknown cost (documents on the hub, or a model of unknown size)"
     commands = dict.fromkeys(cell.missing.request.command for cell in plan.cells if cell.missing)
-    return table, "\n".join([line, *(f"trained first: {command}" for command in commands)])
+    return table, "\n".join([line, *(f"trained first, not in the estimate: {command}" for command in commands)])
 
 
 def estimate_cell(cell: Cell, records: Sequence[Record]) -> Estimate:
@@ -79,13 +79,14 @@ def estimate_cell(cell: Cell, records: Sequence[Record]) -> Estimate:
         same = (record.identity["method"]["name"], record.identity["model"]["model"]) == (method, model)
         hardware = record.provenance.get("hardware", {})
         if same and all(hardware.get(name) == value for name, value in machine().items()):
-            return Estimate(count, record.speed.seconds / record.speed.documents, "measured before")
+            return Estimate(count, record.speed.seconds / record.speed.documents, "measured")
     parameters = count_parameters(cell)
     if parameters is None:
-        return Estimate(count, None, "size of the model unknown")
+        return Estimate(count, None, "no size known")
     per_forward = SECONDS_PER_FORWARD + parameters * BYTES_PER_PARAMETER / BYTES_PER_SECOND
-    forwards = ROUGH_ANSWER * cell.cfg.suite.max_gen_toks
-    return Estimate(count, per_forward * forwards, f"rough: {parameters / 1e6:.0f}M parameters, one token a forward")
+    forwards = ROUGH_ANSWER * cell.cfg.suite.max_gen_toks  # one token each
+    size = f"{parameters / 1e6:.0f}M" if parameters < 1e9 else f"{parameters / 1e9:.1f}B"
+    return Estimate(count, per_forward * forwards, f"rough ({size})")
 
 
 def count_documents(cell: Cell) -> int | None:
@@ -126,18 +127,27 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
-def _table(plan: Plan, *columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("method", "axes", "model", "suite", *columns):
-        table.add_column(name, overflow="fold")
-    return table
-
-
-def _settings(cell: Cell) -> tuple[Any, ...]:
-    axes = cell.identity["method"]["axes"]
-    return (
-        cell.method.name,
-        " ".join(f"{name}={value}" for name, value in axes.items()) or "—",
-        cell.identity["model"]["model"],
-        cell.cfg.suite.name,
+def _table(plan: Plan, *columns: str) -> tuple[Table, list[list[str]]]:
+    """An empty table and each cell's labels in it; what all cells share moves to the title."""
+    described = [_describe(cell) for cell in plan.cells]
+    names = list(dict.fromkeys(name for labels in described for name in labels))
+    values = {name: [labels.get(name, NONE) for labels in described] for name in names}
+    shown = [name for name in names if name == "method" or len(set(values[name])) > 1]
+    title = " · ".join(f"{name} {values[name][0]}" for name in names if name not in shown and values[name][0] != NONE)
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
     )
+    for name in (*shown, *columns):
+        table.add_column(name, overflow="fold")
+    return table, [[values[name][i] for name in shown] for i in range(len(plan.cells))]
+
+
+def _describe(cell: Cell) -> dict[str, str]:
+    """What may tell a cell from the others of its sweep."""
+    short = {"block_size": "B"}
+    axes = {short.get(name, name): str(value) for name, value in cell.identity["method"]["axes"].items()}
+    request = checkpoint_request(cell.cfg, cell.method)
+    chosen = {name: str(request[name] or NONE) for name in ("variant", "alignment", "checkpoint")}
+    rest = {"suite": str(cell.cfg.suite.name), "cache": str(cell.cfg.cache), "seed": str(cell.cfg.seed)}
+    dtype = {"dtype": cell.identity["model"]["dtype"]}
+    return {"method": cell.method.name, **axes, "model": cell.identity["model"]["model"], **chosen, **rest, **dtype}

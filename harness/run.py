@@ -15,7 +15,6 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -51,11 +50,9 @@ def main(arguments: Sequence[str]) -> int:
     if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
         job()
         return 0
-    overrides = list(args.overrides)
-    if args.config_dir:
-        overrides.append(f"hydra.searchpath=[file://{Path(args.config_dir).resolve()}]")
+    command = (args.overrides, args.multirun, args.config_name or "config", args.config_dir)
     try:
-        plan = grid.make_plan(overrides, args.multirun, args.config_name or "config")
+        plan = grid.make_plan(*command)
         if plan.cells[0].cfg.status or plan.cells[0].cfg.dry_run:
             _show(plan)
             return 0
@@ -67,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         if plan.adaptive:
             return _report_adaptive(plan.store, started)
         if any(cell.missing for cell in plan.cells):  # trained checkpoints have given their cells their keys
-            plan = grid.make_plan(overrides, args.multirun, args.config_name or "config")
+            plan = grid.make_plan(*command)
         return _report(plan)
     except UserError as error:
         _say(f"error: {error}")

@@ -118,11 +118,15 @@ def _labels(record: Record, benchmark: str) -> dict[str, str]:
 
 
 def _varying(lines: Sequence[Line]) -> list[str]:
-    """Label columns that the rows need: a label that only some rows have (confidence, B) does not count as varying."""
+    """Label columns that the rows need. What one method has and another lacks (confidence) is no difference."""
 
     def varies(name: str) -> bool:
+        if name == "options":
+            return len({(line.labels["method"], line.labels[name]) for line in lines}) > len(
+                {line.labels["method"] for line in lines}
+            )
         values = {line.labels[name] for line in lines}
-        return len(values - {NONE}) > 1 or (name in ("variant", "options") and len(values) > 1)
+        return len(values if name == "variant" else values - {NONE}) > 1
 
     return [name for name in LABELS if name in ALWAYS or varies(name)]
 
@@ -179,7 +183,7 @@ def to_rich(lines: Sequence[Line]) -> Table:
     if len({m["n"] for m in measured}) == 1:
         names.remove("n")
     for name in columns:
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", no_wrap=name in ALWAYS)
     for name in names:
         table.add_column(name.replace("/ ", "/\n"), justify="right", no_wrap=True)
     for line, measures in zip(lines, measured, strict=True):
@@ -190,8 +194,7 @@ def to_rich(lines: Sequence[Line]) -> Table:
 
 def _shared(lines: Sequence[Line], columns: Sequence[str]) -> list[str]:
     """What all rows have in common, for the title."""
-    texts = {"model": "{}", "benchmark": "{}", "variant": "variant {}", "confidence": "confidence {}", "options": "{}",
-             "cache": "{} cache", "dtype": "{}"}  # fmt: skip
+    texts = {"model": "{}", "benchmark": "{}", "variant": "variant {}", "confidence": "confidence {}", "cache": "{} cache", "dtype": "{}"}  # fmt: skip
     shown = []
     for name, text in texts.items():
         values = {line.labels[name] for line in lines} - {NONE}
