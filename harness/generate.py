@@ -148,7 +148,7 @@ def show(console: Console, title: str, completion: Completion, pieces: Sequence[
             text.append(line + SEPARATOR + piece[len(line) :])
         else:
             text.append(piece)
-    console.print(text)
+    console.print(text, soft_wrap=not console.is_terminal)  # piped text keeps its own lines
     console.print()
     console.print(legend(title, completion, lengths, coloured))
 

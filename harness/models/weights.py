@@ -136,7 +136,8 @@ def hub_snapshot(repository: str, revision: str) -> Path:
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=HUB_FILES))
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-        fix = "check the name, revision and network; or download it elsewhere and use model=local model.path=/dir"
+        fix = "check the name, revision and network; or download it elsewhere and name the directory: "
+        fix += "model=local model.path=/dir for a base, checkpoint=/dir for a checkpoint"
         if os.environ.get("HF_HUB_OFFLINE"):
             fix += " (HF_HUB_OFFLINE is set)"
         raise UserError(
