@@ -35,8 +35,8 @@ def expand(
         overrides, multirun, config_name, config_dir: as Hydra's command line has them.
 
     Returns:
-        The cells in order; and whether a sweeper other than Hydra's basic one will choose them as it goes: the only cell
-        here is then the configuration that it starts from.
+        The cells in order; and whether a sweeper other than Hydra's basic one will choose them as it goes: the only
+        cell here is then the configuration that it starts from.
 
     Raises:
         UserError: an unknown key or choice (with the nearest), a value of another type, or a malformed override.

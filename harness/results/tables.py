@@ -194,7 +194,10 @@ def to_rich(lines: Sequence[Line]) -> Table:
 
 def _shared(lines: Sequence[Line], columns: Sequence[str]) -> list[str]:
     """What all rows have in common, for the title."""
-    texts = {"model": "{}", "benchmark": "{}", "variant": "variant {}", "confidence": "confidence {}", "cache": "{} cache", "dtype": "{}"}  # fmt: skip
+    texts = {
+        "model": "{}", "benchmark": "{}", "variant": "variant {}", "confidence": "confidence {}", "cache": "{} cache",
+        "dtype": "{}",
+    }  # fmt: skip
     shown = []
     for name, text in texts.items():
         values = {line.labels[name] for line in lines} - {NONE}
