@@ -172,6 +172,13 @@ def test_no_network():
         assert run(reach).outcome.startswith("failed: OSError")
 
 
+def test_a_sandbox_that_cannot_start_is_no_failed_program(tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text("import nothing_of_this_name")
+    monkeypatch.setattr(sandbox, "CHILD", tmp_path / "broken.py")
+    with pytest.raises(RuntimeError, match="before it ran the program"):
+        run("x = 1")
+
+
 def test_the_environment_is_not_passed_on(monkeypatch):
     monkeypatch.setenv("SECRET_KEY", "hunter2")
     assert run("import os; assert 'SECRET_KEY' not in os.environ").passed

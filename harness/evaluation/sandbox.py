@@ -17,6 +17,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
 PASSED = "passed"
@@ -51,7 +52,11 @@ class Verdict:
 
 
 def run(program: str, limits: Limits | None = None) -> Verdict:
-    """Run Python source to its end or to a limit; everything it started in its process group dies with it."""
+    """Run Python source to its end or to a limit; everything it started in its process group dies with it.
+
+    Raises:
+        RuntimeError: the sandbox itself could not start.
+    """
     limits = limits or Limits()
     token = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True) as folder:
@@ -90,13 +95,20 @@ def _environment(folder: str) -> dict[str, str]:
 
 def _verdict(answer: bytes, token: str, returncode: int, out_of_time: bool) -> Verdict:
     """Only a reply with our token counts: leaving early, by whatever exit, is not passing."""
-    if out_of_time:
-        return Verdict("timed out")
+    reports: dict[str, Any] = {}
     for line in answer.splitlines():
         with contextlib.suppress(ValueError):
             found = json.loads(line)
             if isinstance(found, dict) and found.get("token") == token:
-                return Verdict(found["outcome"], tuple(found["isolation"]))
+                reports |= found
+    if "isolation" not in reports and not out_of_time:
+        # A sandbox that cannot start must not read as a model that cannot program.
+        raise RuntimeError(f"the sandbox ended with status {returncode} before it ran the program ({CHILD})")
+    isolation = tuple(reports.get("isolation", ()))
+    if out_of_time:
+        return Verdict("timed out", isolation)
+    if "outcome" in reports:
+        return Verdict(reports["outcome"], isolation)
     if returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-        return Verdict("timed out")
-    return Verdict(f"failed: ended early (status {returncode})")
+        return Verdict("timed out", isolation)
+    return Verdict(f"failed: ended early (status {returncode})", isolation)

