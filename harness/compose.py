@@ -71,9 +71,10 @@ def _expand(overrides: list[str], multirun: bool, config_name: str) -> tuple[lis
     loader = GlobalHydra.instance().config_loader()
     parser = OverridesParser.create(config_loader=loader)
     parsed = parser.parse_overrides(overrides)
-    options = {group: sorted(loader.get_group_options(group)) for group in GROUPS}
     if not any(o.key_or_group == "hydra.searchpath" for o in parsed):  # it brings groups that nobody knows yet
-        config.check_overrides(parsed, hydra.compose(config_name, return_hydra_config=True), options)
+        config.check_choices(parsed, {group: sorted(loader.get_group_options(group)) for group in GROUPS})
+        chosen = [str(o.input_line) for o in parsed if o.key_or_group in GROUPS and not o.is_sweep_override()]
+        config.check_keys(parsed, hydra.compose(config_name, chosen, return_hydra_config=True), GROUPS)
     fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
     master = hydra.compose(config_name, fixed if multirun else overrides, return_hydra_config=True)
     if not multirun and master.hydra.mode != RunMode.MULTIRUN:

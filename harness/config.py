@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,30 +95,40 @@ def suggest(key: str, value: object, allowed: Iterable[str]) -> str:
     return f"{key}={near[0]}" if near else ""
 
 
-def check_overrides(overrides: Iterable[Any], default: DictConfig, group_options: Mapping[str, list[str]]) -> None:
-    """Check the names in command-line overrides, before composition, where the nearest right one is known.
+def check_choices(overrides: Iterable[Any], group_options: Mapping[str, list[str]]) -> None:
+    """Check group choices in parsed overrides, before composition, where the nearest right one is known.
 
     Args:
-        overrides: Hydra's parsed overrides.
-        default: the configuration that they override.
         group_options: choices of every config group ("method": ["ar_sft", "mars"]).
 
     Raises:
-        UserError: a key or a group choice that does not exist.
+        UserError: a choice that does not exist.
     """
-    chosen = {o.key_or_group for o in overrides} & set(group_options)
     for override in overrides:
         key = override.key_or_group
-        if key in group_options:
-            for value in override_values(override):
-                if value not in group_options[key]:
-                    allowed = ", ".join(group_options[key])
-                    raise UserError(key, value, f"one of {allowed}", suggest(key, value, group_options[key]))
+        for value in override_values(override) if key in group_options else ():
+            if value not in group_options[key]:
+                allowed = ", ".join(group_options[key])
+                raise UserError(key, value, f"one of {allowed}", suggest(key, value, group_options[key]))
+
+
+def check_keys(overrides: Iterable[Any], cfg: DictConfig, groups: Collection[str]) -> None:
+    """Check the keys that parsed overrides change.
+
+    Args:
+        cfg: composed with the group choices alone, so that it has every key there is. Keys of a group that is swept
+            over are not checked: they differ between the cells.
+
+    Raises:
+        UserError: a key that does not exist.
+    """
+    overrides = list(overrides)
+    swept = {o.key_or_group for o in overrides if o.is_sweep_override()} & set(groups)
+    known = [*known_keys(cfg), *groups]
+    for override in overrides:
+        key = override.key_or_group
+        if override.is_add() or override.is_delete() or key.startswith("hydra") or key.split(".")[0] in swept:
             continue
-        in_chosen_group = key.split(".")[0] in chosen  # its keys are those of another choice than the default's
-        if override.is_add() or override.is_delete() or key.startswith("hydra") or in_chosen_group:
-            continue
-        known = list(known_keys(default)) + list(group_options)
         if key not in known:
             raise unknown_key(key, override.get_value_string(), known)
 

@@ -156,11 +156,21 @@ def identify(cfg: DictConfig, method: Method, weights: dict[str, Any]) -> dict[s
             "axes": {name: getattr(method, name) for name in method.axes()},
         },
         "model": weights,
-        "suite": suites.identity(suite_config(cfg)),
+        "suite": _suite_identity(OmegaConf.to_yaml(cfg.suite), suite_config(cfg)),
         "cache": cache,
         "seed": cfg.seed,
         "engine": ENGINE_VERSION,
     }
+
+
+_suite_identities: dict[str, dict[str, Any]] = {}
+
+
+def _suite_identity(text: str, suite: suites.SuiteConfig) -> dict[str, Any]:
+    """Computed once per process and suite: it reads or generates every document to hash it."""
+    if text not in _suite_identities:
+        _suite_identities[text] = suites.identity(suite)
+    return _suite_identities[text]
 
 
 def suite_config(cfg: DictConfig) -> suites.SuiteConfig:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pytest import MonkeyPatch
+import pytest
 
 from harness import cell, run
 from harness.models import checkpoints, registry
@@ -82,7 +82,7 @@ class FakeEvaluation:
         return SimpleNamespace(rows=found, headline=headline, protocol={"seeds": {}})
 
 
-def install(patch: MonkeyPatch, evaluation: FakeEvaluation) -> None:
+def install(patch: pytest.MonkeyPatch, evaluation: FakeEvaluation) -> None:
     """Replace what needs a model."""
 
     def load(model: Any, *, method: Any, dtype: str | None, device: str, **request: Any) -> SimpleNamespace:
@@ -98,6 +98,6 @@ def install(patch: MonkeyPatch, evaluation: FakeEvaluation) -> None:
 
 def command(*arguments: str) -> int:
     """``python -m harness.run`` in this process (``install`` first); the exit status."""
-    with MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["harness.run", *arguments])
         return run.main(arguments)

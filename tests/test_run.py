@@ -41,7 +41,7 @@ def test_sweep_runs_each_cell_once_and_prints_the_table(
     assert out.count("50.0 ±") == 3
     assert "[" in out, "differences come with their interval"
     assert f"records: {tmp_path / 'results' / 'runs'}" in out
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "results"}, "nothing else in the current folder"
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "results"}, "no clutter"
     [record] = [r for r in Store(tmp_path / "results").records() if r.identity["method"]["name"] == "ar_sft"]
     assert record.provenance["versions"]["torch"]
     assert record.config["method"]["name"] == "ar_sft"

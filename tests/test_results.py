@@ -1,0 +1,371 @@
+"""Records on disk, their arithmetic, intervals and tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from run_fakes import document
+
+from harness.results import provenance, stats, tables
+from harness.results.records import DOCUMENT_TYPES, Record, now, summarise
+from harness.results.store import DONE, FAILED, MISSING, PARTIAL, Store, StoredCell
+
+METRIC = {"word_problems": "exact_match,strict-match"}
+
+
+def record(
+    rows: Sequence[dict[str, Any]], key: str = "0" * 16, method: str = "mars", variant: str | None = None, **axes: Any
+) -> Record:
+    """A finished record of some rows."""
+    benchmarks, speed = summarise(rows, METRIC | {row["group"]: "m,f" for row in rows if row["group"] not in METRIC})
+    identity = {
+        "method": {"name": method, "version": 1, "axes": axes},
+        "model": {"model": "tiny", "dtype": "float32"},
+        "suite": {"limit": None},
+        "cache": {"mode": "cursor"},
+        "seed": 0,
+    }
+    config = {"variant": variant, "cache": "cursor", "seed": 0, "suite": {"name": "quick", "limit": None}}
+    return Record(key, identity, config, benchmarks, speed, created=now())
+
+
+# --- the store
+
+
+def test_states_of_a_cell(tmp_path: Path) -> None:
+    cell = Store(tmp_path).cell("abc")
+    assert cell.state() == MISSING
+    cell.fail("Traceback …")
+    assert cell.state() == FAILED
+    with cell.appending() as partial:
+        assert cell.state() == MISSING, "a new attempt takes the old error away"
+        partial.append(document(0))
+        assert cell.state() == PARTIAL
+    cell.fail("Traceback …")
+    assert cell.state() == FAILED
+    assert cell.num_partial_rows() == 1
+    cell.finish(record([document(0)]), [document(0)])
+    assert cell.state() == DONE
+    assert {path.name for path in cell.path.iterdir()} == {"record.json", "documents.parquet"}
+
+
+def test_rows_survive_and_a_torn_tail_is_cut(tmp_path: Path) -> None:
+    cell = StoredCell(tmp_path / "runs" / "abc")
+    cell.path.mkdir(parents=True)
+    with cell.appending() as partial:
+        partial.append({"doc_id": 0, "text": "line\nbreak — ü"})
+        partial.append({"doc_id": 1})
+    whole = cell.partial_path.read_bytes()
+    for tail in (b'{"doc_id": 2, "te', b'{"doc_id": 2}', b"\x00\x00\x00\n", b"7\n"):
+        cell.partial_path.write_bytes(whole + tail)
+        with cell.appending() as partial:
+            assert partial.rows == [{"doc_id": 0, "text": "line\nbreak — ü"}, {"doc_id": 1}]
+            partial.append({"doc_id": 2})
+        assert cell.partial_path.read_bytes() == whole + b'{"doc_id": 2}\n'
+
+
+def test_rows_are_on_disk_one_by_one(tmp_path: Path) -> None:
+    cell = StoredCell(tmp_path)
+    with cell.appending() as partial:
+        partial.append({"doc_id": 0})
+        assert cell.partial_path.read_text() == '{"doc_id": 0}\n'
+
+
+def test_crash_while_finishing_leaves_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever step fails, the cell is not done and its rows are still there."""
+    cell = StoredCell(tmp_path / "abc")
+    cell.path.mkdir()
+    with cell.appending() as partial:
+        partial.append(document(0))
+    replace = os.replace
+    for fatal in ("documents.parquet", "record.json"):
+
+        def crash(source: Any, target: Any, fatal: str = fatal) -> None:
+            if Path(target).name == fatal:
+                raise OSError("no space left on device")
+            replace(source, target)
+
+        monkeypatch.setattr(os, "replace", crash)
+        with pytest.raises(OSError, match="no space"):
+            cell.finish(record([document(0)]), [document(0)])
+        assert cell.state() == PARTIAL
+        assert not cell.record_path.exists()
+    monkeypatch.setattr(os, "replace", replace)
+    cell.finish(record([document(0)]), [document(0)])
+    assert cell.state() == DONE
+
+
+def test_documents_keep_their_types(tmp_path: Path) -> None:
+    import pandas as pd
+    import pyarrow.parquet as pq
+
+    rows = [document(0, metrics={"a": 1, "b": 0.5}), document(1, metrics={"a": 0}, confidences=[], token_ids=[])]
+    cell = StoredCell(tmp_path / "abc")
+    cell.path.mkdir()
+    cell.finish(record(rows), rows)
+    assert cell.documents() == rows
+    assert cell.scores()[1] | {"metrics": {}} == {
+        "group": "word_problems", "task": "word_problems", "doc_id": 1, "score": 1.0, "metrics": {},
+    }  # fmt: skip
+    schema = pq.read_schema(cell.documents_path)
+    assert str(schema.field("score").type) == "double"
+    assert str(schema.field("acceptance_lengths").type.value_type) == "int64"
+    assert set(DOCUMENT_TYPES) <= set(schema.names)
+    frame = pd.read_parquet(cell.documents_path)
+    assert frame["metric.a"].tolist() == [1, 0]
+    assert frame["acceptance_lengths"][0].tolist() == [1, 3]
+
+
+HOLDER = textwrap.dedent(
+    """
+    import sys, time
+    from pathlib import Path
+    from harness.results.store import StoredCell
+    with StoredCell(Path(sys.argv[1])).lock(on_wait=lambda: print("waits", flush=True)):
+        print("holds", flush=True)
+        time.sleep(float(sys.argv[2]))
+    """
+)
+
+
+def test_two_processes_take_turns_and_a_killed_one_holds_nothing(tmp_path: Path) -> None:
+    def hold(seconds: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(tmp_path / "abc"), seconds], stdout=subprocess.PIPE, text=True
+        )
+
+    first = hold("60")
+    assert first.stdout is not None
+    assert first.stdout.readline() == "holds\n"
+    second = hold("0")
+    assert second.stdout is not None
+    assert second.stdout.readline() == "waits\n"
+    assert second.poll() is None
+    first.kill()
+    first.wait()
+    assert second.stdout.readline() == "holds\n"
+    assert second.wait(30) == 0
+
+
+def test_records_are_listed_oldest_first_and_foreign_folders_ignored(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for key in ("b1", "a2"):
+        cell = store.cell(key)
+        cell.path.mkdir(parents=True)
+        cell.finish(record([document(0)], key=key), [document(0)])
+    (store.root / ".hydra").mkdir()
+    assert [r.key for r in store.records()] == ["b1", "a2"]
+
+
+# --- records
+
+
+def test_ratio_of_sums_and_mean_of_ratios_are_told_apart() -> None:
+    """One task of 10 tokens in 10 forwards, one of 90 in 30: 100/40 = 2.5 against (1 + 3)/2 = 2."""
+    slow = document(0, task="a", new_tokens=10, target_forwards=10, positions=40, share_seconds=1.0)
+    fast = document(0, task="b", new_tokens=90, target_forwards=30, positions=120, share_seconds=4.0)
+    benchmarks, speed = summarise([slow, fast], METRIC)
+    one = benchmarks["word_problems"].speed
+    assert one.tokens_per_forward == 2.5
+    assert one.tokens_per_forward_task_mean == 2.0
+    assert one.positions_per_token == 1.6
+    assert one.tokens_per_second == 20.0
+    assert one.acceptance_counts == [0, 2, 0, 2]
+    assert speed.tokens_per_forward_task_mean == 2.5, "over benchmarks, of which there is one"
+
+
+def test_benchmarks_are_not_averaged_together() -> None:
+    rows = [document(0, 1.0), document(1, 1.0, group="other", task="other"), document(2, 0.0, group="other", task="x")]
+    benchmarks, _ = summarise(rows, METRIC | {"other": "acc,none"})
+    assert benchmarks["word_problems"].score.value == 1.0
+    assert benchmarks["other"].score.value == 0.5
+    assert benchmarks["other"].tasks == {"other": 1.0, "x": 0.0}
+    assert benchmarks["other"].metric == "acc,none"
+
+
+def test_record_survives_json() -> None:
+    before = record([document(0), document(1, 0.0)], tau=0.7)
+    assert Record.from_dict(json.loads(json.dumps(before.to_dict()))) == before
+
+
+def test_provenance_names_code_versions_and_machine() -> None:
+    found = provenance.collect(seed=7)
+    assert found["seed"] == 7
+    assert found["threads"] >= 1
+    assert found["hardware"]["cores"] >= 1
+    assert found["versions"]["hydra-core"].startswith("1.3")
+    if found["git"]:
+        assert len(found["git"]["revision"]) == 40
+        assert found["git"]["dirty"] in (True, False)
+
+
+# --- intervals
+
+
+def test_wilson_against_published_values() -> None:
+    """Newcombe (1998), Table I, method 3: 81/263, 15/148, 0/20, 1/29."""
+    assert stats.wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert stats.wilson(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
+    assert stats.wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
+    assert stats.wilson(1, 29) == pytest.approx((0.0061, 0.1718), abs=5e-5)
+
+
+def test_mcnemar_against_binomial_tails() -> None:
+    assert stats.mcnemar(0, 0) == 1.0
+    assert stats.mcnemar(5, 5) == 1.0
+    assert stats.mcnemar(10, 2) == pytest.approx(2 * (1 + 12 + 66) / 2**12)
+    assert stats.mcnemar(2, 10) == stats.mcnemar(10, 2)
+    assert 0 <= stats.mcnemar(3000, 2500) < 1e-9, "large counts do not overflow"
+
+
+def test_bootstrap_agrees_with_the_normal_interval() -> None:
+    values = np.random.default_rng(1).normal(0.5, 0.1, 400)
+    interval = stats.score_interval(list(values))
+    half = 1.96 * values.std(ddof=1) / 20
+    assert interval.how == "bootstrap"
+    assert interval.high - interval.value == pytest.approx(half, rel=0.1)
+    assert stats.score_interval(list(values)) == interval, "seeded"
+
+
+def test_clusters_widen_the_interval() -> None:
+    """Ten subtasks, each all right or all wrong: as good as ten documents, not 500."""
+    scores = [float(i % 2) for i in range(10) for _ in range(50)]
+    clusters = [i for i in range(10) for _ in range(50)]
+    clustered = stats.score_interval(scores, clusters)
+    assert clustered.half_width > 5 * stats.score_interval(scores).half_width
+    few = stats.score_interval(scores, [c % 2 for c in clusters])
+    assert few.how == "Wilson", "two subtasks cannot be resampled"
+
+
+def pairs(outcomes: Sequence[tuple[float, float]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    return [document(i, a) for i, (a, _) in enumerate(outcomes)], [document(i, b) for i, (_, b) in enumerate(outcomes)]
+
+
+def test_comparison_is_paired() -> None:
+    """The same marginals: 60 against 50 of 100, once nested and once as crossed as can be."""
+    nested = stats.compare(*pairs([(1, 1)] * 50 + [(1, 0)] * 10 + [(0, 0)] * 40))
+    crossed = stats.compare(*pairs([(1, 1)] * 10 + [(1, 0)] * 50 + [(0, 1)] * 40))
+    assert nested is not None
+    assert crossed is not None
+    assert nested.difference.value == crossed.difference.value == pytest.approx(0.1)
+    assert nested.difference.low > 0 > crossed.difference.low
+    assert nested.p_value is not None
+    assert nested.p_value == pytest.approx(2 / 2**10)
+    assert (crossed.wins, crossed.losses) == (50, 40)
+
+
+def test_comparison_joins_by_document_and_not_by_order() -> None:
+    first, second = pairs([(1, 0), (0, 1), (1, 1)])
+    found = stats.compare(first, list(reversed(second))[:2])
+    assert found is not None
+    assert found.difference.n == 2
+    assert (found.wins, found.losses) == (0, 1)
+    assert stats.compare(first, [document(0, task="another")]) is None
+
+
+def test_equal_answers_do_not_prove_equality() -> None:
+    """20 documents without a difference leave room for one; 2,000 leave little."""
+    few, many = (stats.compare(*pairs([(1, 1)] * n)) for n in (20, 2000))
+    assert few is not None
+    assert many is not None
+    assert few.difference.value == 0
+    assert few.difference.low < -0.05
+    assert few.difference.high > 0.05
+    assert many.difference.half_width < 0.002
+
+
+def test_coverage_of_the_paired_interval() -> None:
+    """In 200 simulated comparisons the 95 % interval holds the truth at least 180 times."""
+    generator = np.random.default_rng(0)
+    held = 0
+    for _ in range(200):
+        outcome = generator.choice(4, size=150, p=[0.4, 0.2, 0.1, 0.3])
+        found = stats.compare(*pairs([((1, 1), (1, 0), (0, 1), (0, 0))[k] for k in outcome]))
+        assert found is not None
+        held += found.difference.low <= 0.1 <= found.difference.high
+    assert 180 <= held <= 199
+
+
+# --- tables
+
+
+@pytest.fixture
+def lines() -> list[tables.Line]:
+    documents = {
+        "a" * 16: [document(i, float(i % 3 > 0)) for i in range(30)],
+        "b" * 16: [document(i, float(i % 2)) for i in range(30)],
+        "c" * 16: [document(i, float(i % 2), target_forwards=4, acceptance_lengths=[1] * 4) for i in range(30)],
+    }
+    records = [
+        record(documents["a" * 16], "a" * 16, tau=0.7, block_size=4, confidence="probability"),
+        record(documents["b" * 16], "b" * 16, tau=0.95, block_size=4, confidence="probability"),
+        record(documents["c" * 16], "c" * 16, "ar_sft"),
+    ]
+    return tables.make_lines(records, lambda key: documents[key])
+
+
+def rendered(lines: Sequence[tables.Line], width: int) -> str:
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(tables.to_rich(lines))
+    return console.export_text()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_terminal_table_fits_and_every_score_has_its_interval(lines: list[tables.Line], width: int) -> None:
+    text = rendered(lines, width)
+    assert all(len(line) <= width for line in text.splitlines())
+    assert "…" not in text
+    assert "66.7 ±" in text
+    assert text.count(" ±") == 3
+    assert "+16.7 [" in text
+    assert "reference" in text
+    assert "tiny · word_problems" in text
+    [ar] = [line for line in text.splitlines() if line.startswith("ar_sft")]
+    assert ar.split()[1:3] == ["—", "—"], "tau and B are no axes of AR SFT"
+    assert " 1.00 " in ar
+
+
+def test_columns_appear_where_rows_differ(lines: list[tables.Line]) -> None:
+    other = record([document(0)], "d" * 16, variant="no_sft_loss", tau=0.7, block_size=4, confidence="margin")
+    wider = [*lines, *tables.make_lines([other], lambda key: [document(0)])]
+    header = rendered(wider, 160)
+    for name in ("variant", "confidence", " n "):
+        assert name not in rendered(lines, 160).split("──")[0].replace("confidence probability", "")
+        assert name in header
+    assert "no_sft_loss" in header
+
+
+def test_reference_of_an_earlier_run_is_found(lines: list[tables.Line]) -> None:
+    documents = [document(i, 1.0) for i in range(30)]
+    mars, ar = record(documents, "e" * 16, tau=1.0), lines[2].record
+    alone = tables.make_lines([mars], lambda _: documents)
+    assert alone[0].delta is None
+    [line] = tables.make_lines([mars], lambda _: documents, earlier=[ar])
+    assert line.delta is not None
+    other_suite = Record(**{**vars(ar), "identity": ar.identity | {"suite": {"limit": 5}}})
+    assert tables.make_lines([mars], lambda _: documents, earlier=[other_suite])[0].delta is None
+
+
+def test_markdown_and_csv_carry_everything(lines: list[tables.Line]) -> None:
+    markdown = tables.to_markdown(lines).splitlines()
+    assert len(markdown) == 2 + 3
+    assert len({line.count("|") for line in markdown}) == 1
+    rows = list(csv.DictReader(io.StringIO(tables.to_csv(lines))))
+    assert [row["tau"] for row in rows] == ["0.7", "0.95", ""]
+    assert float(rows[0]["score_low"]) < float(rows[0]["score"]) < float(rows[0]["score_high"])
+    assert float(rows[0]["delta"]) == pytest.approx(1 / 6)
+    assert rows[2]["delta"] == ""
+    assert rows[0]["key"] == "a" * 16
+    assert float(rows[0]["tokens_per_forward"]) == 2.0
