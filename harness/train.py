@@ -6,6 +6,7 @@ import logging
 import sys
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
@@ -32,16 +33,17 @@ def job(cfg: DictConfig) -> None:
 
 
 def main() -> int:
-    """Check the command line, then let Hydra run it; returns the exit status."""
+    """Check the command line, then let Hydra run it; exit status 1 is a failed training, 2 a mistake before any."""
     register()
     logging.captureWarnings(True)  # libraries' deprecation notices are not the user's business
     logging.getLogger("py.warnings").setLevel(logging.ERROR)
-    flags = [a for a in sys.argv[1:] if a.startswith("-")]
-    try:
-        compose([a for a in sys.argv[1:] if not a.startswith("-")], sweep=bool({"-m", "--multirun"} & set(flags)))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    args = get_args_parser().parse_args()
+    if not (args.help or args.hydra_help or args.info or args.shell_completion or args.config_dir):
+        try:
+            compose(args.overrides, sweep=args.multirun)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
     job()
     return 1 if failures else 0
 

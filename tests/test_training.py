@@ -345,7 +345,7 @@ def test_command_line_prints_one_message_and_fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("sys.argv", ["train.py", "method=mars", "block_sise=4", f"checkpoints_dir={tmp_path}"])
-    assert entry.main() == 1
+    assert entry.main() == 2
     assert capsys.readouterr().err == "error: block_sise='4': no such key\n  fix: did you mean block_size=4?\n"
 
 

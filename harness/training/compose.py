@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.config import CONF, check_overrides, explain
+from harness.config import CONF, check_choices, check_keys, explain
 from harness.errors import UserError
 from harness.training.recipe import TrainConfig
 
@@ -40,9 +40,11 @@ def compose(overrides: Sequence[str], *, sweep: bool = False) -> DictConfig:
     state.hydra = None
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            default = hydra_compose("train", [])
-            choices = {group: sorted(p.stem for p in (CONF / group).glob("*.yaml")) for group in GROUPS}
-            check_overrides(OverridesParser.create().parse_overrides(list(overrides)), default, choices)
+            parsed = OverridesParser.create().parse_overrides(list(overrides))
+            check_choices(parsed, {group: sorted(p.stem for p in (CONF / group).glob("*.yaml")) for group in GROUPS})
+            chosen = [str(o.input_line) for o in parsed if o.key_or_group in GROUPS and not o.is_sweep_override()]
+            default = hydra_compose("train", chosen)
+            check_keys(parsed, default, GROUPS)
             return default if sweep else hydra_compose("train", list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
         raise in_train(explain(error, overrides)) from None

@@ -114,7 +114,7 @@ def jsonl_chats(path: str | None, column: str) -> Iterator[Chat]:
         chat = row.get(column) if isinstance(row, dict) else row
         if problem := check_chat(chat):
             raise UserError("data.path", where, f"{column}: {problem}", "correct or remove this line")
-        yield [{"role": m["role"], "content": m["content"]} for m in chat]
+        yield [{"role": m["role"], "content": m["content"]} for m in chat or []]
 
 
 def hub_chats(config: DataConfig) -> Iterator[Chat]:
@@ -125,7 +125,7 @@ def hub_chats(config: DataConfig) -> Iterator[Chat]:
     import datasets  # takes seconds, and only this source needs it
 
     try:
-        rows = datasets.load_dataset(
+        rows: Any = datasets.load_dataset(
             config.dataset, config.config, split=config.split, revision=config.revision, streaming=True
         )
     except Exception as error:  # the hub client raises many kinds; all mean that the data cannot be had
@@ -192,16 +192,19 @@ def encode(chat: Chat, tokenizer: PreTrainedTokenizerBase, max_length: int) -> E
     response: list[bool] = []
     done = ""
 
+    def render(messages: Chat, for_answer: bool) -> str:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=for_answer))
+
     def add(text: str, is_response: bool) -> None:
-        new = tokenizer(text, add_special_tokens=False)["input_ids"]
+        new = tokenizer.encode(text, add_special_tokens=False)
         ids.extend(new)
         response.extend([is_response] * len(new))
 
     for i, message in enumerate(chat):
         if message["role"] != "assistant":
             continue
-        prompt = tokenizer.apply_chat_template(chat[:i], tokenize=False, add_generation_prompt=True)
-        whole = tokenizer.apply_chat_template(chat[: i + 1], tokenize=False)
+        prompt = render(chat[:i], True)
+        whole = render(chat[: i + 1], False)
         if not prompt.startswith(done) or not whole.startswith(prompt):
             allowed = "its chat template rewrites earlier turns, so targets cannot be marked"
             raise UserError("model", tokenizer.name_or_path, allowed, "train on chats of a single turn")

@@ -97,9 +97,6 @@ class ObjectiveModule(nn.Module):
     def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         return self.objective.loss(self.model, batch)
 
-    def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
-        self.model.gradient_checkpointing_enable(**kwargs)
-
 
 class LengthGrouped(Sampler[int]):
     """Random order in which the examples of a batch have similar lengths: little padding, batches still shuffled."""
@@ -144,7 +141,9 @@ class ObjectiveTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         return LengthGrouped(self.lengths, self.args.per_device_train_batch_size, self.args.seed)
 
-    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         loss, parts = model(inputs["batch"])
         if model.training:
             self.tokens_here += inputs["num_tokens"]
@@ -158,17 +157,22 @@ class ObjectiveTrainer(Trainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             return self.compute_loss(model, inputs).detach(), None, None
 
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """What the optimiser moves; a tied weight comes once."""
+        module = self.accelerator.unwrap_model(self.model)
+        return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """A resumable state holds what is trained: named once where tied, and without a frozen base."""
         if self.args.should_save:
             directory = Path(output_dir or str(self.args.output_dir))
             directory.mkdir(parents=True, exist_ok=True)
-            trained = {name: p.detach().contiguous() for name, p in self.model.named_parameters() if p.requires_grad}
+            trained = {name: p.detach().contiguous() for name, p in self.trained_parameters().items()}
             save_file(trained, directory / STATE_NAME)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         saved = load_file(Path(resume_from_checkpoint) / STATE_NAME)
-        parameters = {name: p for name, p in (model or self.model).named_parameters() if p.requires_grad}
+        parameters = self.trained_parameters()
         if saved.keys() != parameters.keys():
             fix = f"remove {self.args.output_dir} to start over"
             raise UserError("train", resume_from_checkpoint, "was saved by a training of other parameters", fix)
@@ -247,6 +251,9 @@ def train(
         work_dir: resumable states and the log ``train.jsonl``; the caller removes or keeps it.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
+    steps = total_steps(config, len(examples))
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     arguments = TrainingArguments(
         output_dir=str(work_dir),
         per_device_train_batch_size=config.batch_size,
@@ -254,15 +261,14 @@ def train(
         gradient_accumulation_steps=config.accumulation,
         learning_rate=config.learning_rate,
         lr_scheduler_type=SCHEDULES[config.schedule],
-        lr_scheduler_kwargs=decay_arguments(config, total_steps(config, len(examples))),
-        warmup_steps=config.warmup,
+        lr_scheduler_kwargs=decay_arguments(config, steps),
+        warmup_steps=count_steps(config.warmup, steps),
         num_train_epochs=config.epochs,
         max_steps=config.max_steps or -1,
         weight_decay=config.weight_decay,
         adam_beta2=config.beta2,
         max_grad_norm=config.max_grad_norm,
         bf16=config.bf16,
-        activation_checkpointing=config.gradient_checkpointing,
         logging_steps=config.log_every or math.inf,
         logging_strategy="steps" if config.log_every else "no",
         eval_steps=config.eval_every or None,
@@ -289,8 +295,8 @@ def train(
         model=ObjectiveModule(objective, model),
         args=arguments,
         data_collator=collate,
-        train_dataset=list(examples),  # type: ignore[arg-type]  # any indexable will do
-        eval_dataset=list(held_out) or None,  # type: ignore[arg-type]
+        train_dataset=list(examples),
+        eval_dataset=list(held_out) or None,
         callbacks=[watch],
         lengths=[len(e.ids) for e in examples],
         log_path=work_dir / LOG_NAME,
@@ -303,7 +309,7 @@ def train(
         losses["held_out"] = trainer.evaluate()["eval_loss"]
     return TrainingResult(
         steps=trainer.state.global_step,
-        tokens=trainer.state.log_history[-1]["tokens"],
+        tokens=int(trainer.state.log_history[-1]["tokens"]),
         epochs=round(float(trainer.state.epoch or 0), 4),
         seconds=trainer.state.log_history[-1]["seconds"],
         losses={name: round(value, 5) for name, value in losses.items()},
@@ -322,8 +328,12 @@ def decay_arguments(config: LoopConfig, steps: int) -> dict[str, Any]:
     """What the schedule wants to know beyond the warm-up."""
     if config.schedule != "stable_decay":
         return {}
-    decay = int(config.decay) if config.decay >= 1 else math.ceil(config.decay * steps)
-    return {"num_decay_steps": decay, "decay_type": "linear"}
+    return {"num_decay_steps": count_steps(config.decay, steps), "decay_type": "linear"}
+
+
+def count_steps(count_or_share: float, steps: int) -> int:
+    """Below 1 a share of all steps, else a count."""
+    return int(count_or_share) if count_or_share >= 1 else math.ceil(count_or_share * steps)
 
 
 def last_losses(history: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -260,14 +260,14 @@ def add_lora(model: PreTrainedModel, lora: DictConfig, mask_token_id: int | None
     """Freeze the base, add low-rank adapters, and train the mask's embedding too: it has meant nothing before."""
     import peft
 
-    targets = lora.target_modules
+    targets: Any = OmegaConf.to_container(lora)["target_modules"]  # type: ignore[call-overload, index]
     return peft.get_peft_model(  # type: ignore[return-value]
         model,
         peft.LoraConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
-            target_modules=OmegaConf.to_container(targets) if OmegaConf.is_list(targets) else targets,
+            target_modules=targets,
             trainable_token_indices=None if mask_token_id is None else {"embed_tokens": [mask_token_id]},
             task_type="CAUSAL_LM",
         ),
@@ -282,7 +282,7 @@ def save(
     temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
     try:
         with quiet():
-            model.to(getattr(torch, dtype)).save_pretrained(temporary)  # type: ignore[arg-type]
+            model.to(getattr(torch, dtype)).save_pretrained(temporary)
             start.tokenizer.save_pretrained(temporary)
         shutil.copy(work_dir / loop.LOG_NAME, temporary / loop.LOG_NAME)
         manifest.write(temporary)
