@@ -38,9 +38,12 @@ dev: $(VENV)/.dev        ## the same with test and lint tools
 demo: env  ## the main command on the embedded default; ends with the table and the records
 	@$(RUN) harness.run -m method=mars,ar_sft tau=0.7,0.95 batch_size=1 $(ARGS)
 
+DEMO := results/demo-train
 demo-train: env  ## train tiny-1m from nothing, both stages, and show the same table (about 8 minutes)
-	@$(RUN) harness.run -m method=mars,ar_sft tau=0.7,0.95 model=tiny-1m checkpoints_dir=results/demo-train/checkpoints \
-		results_dir=results/demo-train $(ARGS)
+	@for method in ar_sft mars; do ls -d $(DEMO)/checkpoints/local/tiny-1m/$$method* >/dev/null 2>&1 || \
+		$(RUN) harness.train method=$$method model=tiny-1m checkpoints_dir=$(DEMO)/checkpoints || exit 1; done
+	@$(RUN) harness.run -m method=mars,ar_sft tau=0.7,0.95 model=tiny-1m checkpoints_dir=$(DEMO)/checkpoints \
+		results_dir=$(DEMO) $(ARGS)
 
 demo-real: env  ## real weights: SmolLM2-135M-Instruct writes HumanEval programs, scored in a sandbox
 	@$(RUN) harness.run method=ar_sft model=smollm2-135m variant=base suite=humaneval suite.limit=10 $(ARGS)
