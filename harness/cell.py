@@ -86,7 +86,7 @@ def measure(cell: Cell, stored: StoredCell) -> Record:
             resume=partial.rows,
             on_row=partial.append,
             progress=sys.stderr.isatty(),
-            label=cell.label,
+            label=cell.title,
         )
     benchmarks, speed = summarise(found.rows, {name: one.metric for name, one in found.headline.items()})
     settings: Any = OmegaConf.to_container(cfg, resolve=True)

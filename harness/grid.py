@@ -51,10 +51,20 @@ class Cell:
     missing: checkpoints.MissingCheckpoint | None = None
 
     @property
+    def title(self) -> str:
+        """Method with tau, B, and what else differs from its defaults: the name of its progress bar."""
+        shown = [f"tau={self.method.tau:g}"] if hasattr(self.method, "tau") else []
+        shown += [f"B={self.method.block_size}"] if hasattr(self.method, "block_size") else []
+        for field in dataclasses.fields(self.method):
+            value = getattr(self.method, field.name)
+            if field.name not in ("tau", "block_size") and value != field.default:
+                shown.append(f"{field.name}={value}")
+        return " ".join([str(self.cfg.method.name), *shown])
+
+    @property
     def label(self) -> str:
-        """Method with its axes, model and suite, for one line of text."""
-        axes = ", ".join(f"{name}={value}" for name, value in self.identity["method"]["axes"].items())
-        return f"{self.cfg.method.name}({axes}) on {self.cfg.model.name}, {self.cfg.suite.name}"
+        """The same with model and suite, for a message."""
+        return f"{self.title} on {self.identity['model']['model']}, {self.cfg.suite.name}"
 
 
 @dataclass(frozen=True)

@@ -167,13 +167,14 @@ def _measures(line: Line) -> dict[str, str]:
 def to_rich(lines: Sequence[Line]) -> Table:
     """The terminal's table; narrow enough for 80 columns when rows differ in method, tau and B only."""
     columns = _varying(lines)
-    title = " · ".join(_shared(lines, columns))
+    title = " · ".join(_shared(lines, columns)) + "\n"
     caption = (
-        "±: wider half of the score's 95 % interval. Δ: points on the same documents,\n"
+        "\n±: wider half of the score's 95 % interval. Δ: points on the same documents,\n"
         "paired, with its 95 % interval; one that holds 0 decides nothing."
     )
     table = Table(
-        title=title, title_justify="left", caption=caption, caption_justify="left",
+        title=title, title_justify="left", title_style="bold",
+        caption=caption, caption_justify="left", caption_style="dim",
         box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
     )  # fmt: skip
     measured = [_measures(line) for line in lines]
@@ -188,7 +189,7 @@ def to_rich(lines: Sequence[Line]) -> Table:
         table.add_column(name.replace("/ ", "/\n"), justify="right", no_wrap=True)
     for line, measures in zip(lines, measured, strict=True):
         cells = [Text(line.labels[c]) for c in columns] + [Text(measures[n]) for n in names]
-        table.add_row(*cells, style="dim" if line.is_baseline else None)
+        table.add_row(*cells)
     return table
 
 
@@ -204,7 +205,9 @@ def _shared(lines: Sequence[Line], columns: Sequence[str]) -> list[str]:
         if name not in columns and values:
             shown.append(text.format(values.pop()))
     counts = {line.benchmark.score.n for line in lines}
-    return [*shown, f"{counts.pop()} documents"] if len(counts) == 1 else shown
+    if len(counts) == 1:
+        shown.insert(2, f"{counts.pop()} documents")
+    return shown
 
 
 def to_markdown(lines: Sequence[Line]) -> str:
