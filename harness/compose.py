@@ -16,7 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import config
@@ -45,6 +45,7 @@ def expand(
         try:
             return _expand(list(overrides), multirun, config_name)
         except (HydraException, OmegaConfBaseException) as error:
+            _check_names(list(overrides), config_name)
             raise config.explain(error, overrides) from None
 
 
@@ -68,19 +69,14 @@ def _hydra(config_dir: str | None) -> Iterator[None]:
 
 
 def _expand(overrides: list[str], multirun: bool, config_name: str) -> tuple[list[Found], bool]:
-    loader = GlobalHydra.instance().config_loader()
-    parser = OverridesParser.create(config_loader=loader)
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     parsed = parser.parse_overrides(overrides)
-    if not any(o.key_or_group == "hydra.searchpath" for o in parsed):  # it brings groups that nobody knows yet
-        config.check_choices(parsed, {group: sorted(loader.get_group_options(group)) for group in GROUPS})
-        chosen = [str(o.input_line) for o in parsed if o.key_or_group in GROUPS and not o.is_sweep_override()]
-        config.check_keys(parsed, hydra.compose(config_name, chosen, return_hydra_config=True), GROUPS)
     fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
     master = hydra.compose(config_name, fixed if multirun else overrides, return_hydra_config=True)
     if not multirun and master.hydra.mode != RunMode.MULTIRUN:
-        return [(hydra.compose(config_name, overrides), overrides)], False
+        return [(_without_hydra(master), overrides)], False
     if not master.hydra.sweeper._target_.endswith(".BasicSweeper"):
-        return [(hydra.compose(config_name, fixed), fixed)], True
+        return [(_without_hydra(master), fixed)], True
     params = [f"{key}={value}" for key, value in (master.hydra.sweeper.params or {}).items()]
     swept = parser.parse_overrides(params + overrides)
     several = {o.get_key_element() for o in swept if o.is_sweep_override()}
@@ -88,3 +84,27 @@ def _expand(overrides: list[str], multirun: bool, config_name: str) -> tuple[lis
     return [
         (hydra.compose(config_name, line), [o for o in line if o.split("=")[0] in several]) for line in lines
     ], False
+
+
+def _without_hydra(cfg: DictConfig) -> DictConfig:
+    with open_dict(cfg):
+        del cfg["hydra"]
+    return cfg
+
+
+def _check_names(overrides: list[str], config_name: str) -> None:
+    """After composition failed: was it a name? Then the message can hold the nearest right one.
+
+    Raises:
+        UserError: a group choice or a key that does not exist.
+    """
+    loader = GlobalHydra.instance().config_loader()
+    try:
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
+        if any(o.key_or_group == "hydra.searchpath" for o in parsed):
+            return  # it brings groups that are not known here
+        config.check_choices(parsed, {group: sorted(loader.get_group_options(group)) for group in GROUPS})
+        chosen = [str(o.input_line) for o in parsed if o.key_or_group in GROUPS and not o.is_sweep_override()]
+        config.check_keys(parsed, hydra.compose(config_name, chosen, return_hydra_config=True), GROUPS)
+    except HydraException:
+        return  # it was something else
