@@ -80,16 +80,16 @@ def collection(s: Story) -> Problem:
     name, other = s.rng.sample(NAMES, 2)
     things, boxes = s.rng.choice(THINGS), s.rng.choice(BOXES)
     start = s.rng.choice(("boxes", "days", "more", "times"))
-    a, b = s.number(2, 9), s.number(3, 15)
+    a, b = s.number(2, 9), s.number(2, 9)
     if start == "boxes":
         s.tell(start, f"{name} has {a} {boxes} with {b} {things} in each.", a, b)
         have = s.work(a, "*", b, f"{name} has {{}} {things} at first.")
     elif start == "days":
-        a, b = s.number(11, 60), s.number(11, 60)
+        a, b = s.number(5, 45), s.number(5, 45)
         s.tell(start, f"{name} finds {a} {things} on Monday and {b} {things} on Friday.", a, b)
         have = s.work(a, "+", b, f"{name} has {{}} {things} at first.")
     elif start == "more":
-        a, b = s.number(11, 50), s.number(3, 30)
+        a, b = s.number(5, 50), s.number(3, 40)
         s.tell(start, f"{other} has {a} {things}. {name} has {b} more {things} than {other}.", a, b)
         have = s.work(a, "+", b, f"{name} has {{}} {things} at first.")
     else:
@@ -108,16 +108,17 @@ def collection(s: Story) -> Problem:
 
 def happening(s: Story, have: int, name: str, other: str, things: str, boxes: str) -> int:
     """One event in a collection story; returns how many things there are after it."""
-    events = ["finds", "packs"]
-    events += ["gives", "sells"] if have > 12 else []
-    events += ["double"] if have < 60 else []
+    events = ["gives", "sells"] if have > 12 else []
+    events += ["finds"] if have < 90 else []
+    events += ["packs"] if have < 60 else []
+    events += ["double"] if have < 50 else []
     event = s.rng.choice(events)
     if event == "finds":
-        k = s.number(5, 60)
+        k = s.number(3, 99 - have)
         s.tell(event, f"Then {name} gets {k} more {things}.", k)
         return s.work(have, "+", k, f"Then {name} has {{}} {things}.")
     if event == "packs":
-        n, k = s.number(2, 9), s.number(2, 9)
+        n, k = s.number(2, 6), s.number(2, 6)
         s.tell(event, f"Then {name} buys {n} {boxes} of {k} {things}.", n, k)
         new = s.work(n, "*", k, f"{name} buys {{}} {things}.")
         return s.work(have, "+", new, f"Then {name} has {{}} {things}.")
@@ -139,14 +140,14 @@ def shopping(s: Story) -> Problem:
     """Two kinds of goods are bought; total price, or change from a bill."""
     name = s.rng.choice(NAMES)
     first, second = s.rng.sample(GOODS, 2)
-    a, p, b, q = s.number(2, 9), s.number(2, 12), s.number(2, 9), s.number(2, 12)
+    a, p, b, q = s.number(2, 6), s.number(2, 8), s.number(2, 6), s.number(2, 8)
     s.tell("buy", f"{name} buys {a} {first} for {p} dollars each and {b} {second} for {q} dollars each.", a, p, b, q)
     one = s.work(a, "*", p, f"The {first} cost {{}} dollars.")
     two = s.work(b, "*", q, f"The {second} cost {{}} dollars.")
     total = s.work(one, "+", two, f"In total {name} pays {{}} dollars.")
     if s.rng.random() < 0.5:
         return s.finish(f"How many dollars does {name} pay in total?", total)
-    purse = total + s.number(3, 60)
+    purse = s.number(total + 1, 99)
     s.tell("purse", f"{name} had {purse} dollars before.", purse)
     left = s.work(purse, "-", total, f"{name} has {{}} dollars left.")
     return s.finish(f"How many dollars does {name} have left?", left)
@@ -155,17 +156,18 @@ def shopping(s: Story) -> Problem:
 def wages(s: Story) -> Problem:
     """Pay by the hour over some days, then a purchase or a bonus."""
     name, place = s.rng.choice(NAMES), s.rng.choice(PLACES)
-    pay, hours, days = s.number(3, 9), s.number(2, 6), s.number(2, 5)
+    hours, days = s.number(2, 6), s.number(2, 5)
+    pay = s.number(3, min(9, 96 // (hours * days)))
     s.tell("wage", f"{name} works at the {place} for {pay} dollars an hour.", pay)
     s.tell("hours", f"{name} works {hours} hours a day for {days} days.", hours, days)
     worked = s.work(hours, "*", days, f"{name} works {{}} hours.")
     money = s.work(worked, "*", pay, f"{name} earns {{}} dollars.")
     if s.rng.random() < 0.5:
-        bonus = s.number(5, 60)
+        bonus = s.number(3, 99 - money)
         s.tell("bonus", f"The {place} adds a bonus of {bonus} dollars.", bonus)
         money = s.work(money, "+", bonus, f"With the bonus {name} has {{}} dollars.")
     if money > 20 and s.rng.random() < 0.6:
-        price = s.number(5, min(90, money - 5))
+        price = s.number(5, money - 5)
         s.tell("spend", f"{name} then spends {price} dollars.", price)
         money = s.work(money, "-", price, f"After shopping {name} has {{}} dollars.")
     return s.finish(f"How many dollars does {name} have at the end?", money)
@@ -174,7 +176,7 @@ def wages(s: Story) -> Problem:
 def travel(s: Story) -> Problem:
     """Two legs of a trip, the distance covered or left."""
     vehicle = s.rng.choice(VEHICLES)
-    v, h, w, g = s.number(5, 30), s.number(2, 6), s.number(5, 30), s.number(2, 6)
+    v, h, w, g = s.number(3, 12), s.number(2, 4), s.number(3, 12), s.number(2, 4)
     legs = f"A {vehicle} goes {v} miles an hour for {h} hours, then {w} miles an hour for {g} hours."
     s.tell("leg", legs, v, h, w, g)
     one = s.work(v, "*", h, "The first part is {} miles.")
@@ -182,7 +184,7 @@ def travel(s: Story) -> Problem:
     total = s.work(one, "+", two, f"In total the {vehicle} goes {{}} miles.")
     if s.rng.random() < 0.5:
         return s.finish(f"How many miles does the {vehicle} go in total?", total)
-    trip = total + s.number(5, 80)
+    trip = s.number(total + 2, 99)
     s.tell("trip", f"The whole trip is {trip} miles.", trip)
     left = s.work(trip, "-", total, "There are {} miles left.")
     return s.finish("How many miles are left?", left)
@@ -191,7 +193,7 @@ def travel(s: Story) -> Problem:
 def reading(s: Story) -> Problem:
     """A book read at one pace, the rest spread over more days."""
     name = s.rng.choice(NAMES)
-    pace, days, rest, later = s.number(4, 20), s.number(2, 8), s.number(3, 20), s.number(2, 8)
+    pace, days, rest, later = s.number(3, 9), s.number(2, 6), s.number(2, 9), s.number(2, 5)
     pages = pace * days + rest * later
     book = f"{name} has a book of {pages} pages and reads {pace} pages a day for {days} days."
     s.tell("book", book, pages, pace, days)

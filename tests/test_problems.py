@@ -69,10 +69,10 @@ def test_stream_is_the_same_on_every_machine() -> None:
     """The committed checkpoints were trained on exactly this stream; a change here makes their data hash a lie."""
     first = problems.generate("train", 1, seed=0)[0]
     assert first.question == (
-        "Mia has 32 coins. Ivy has 21 more coins than Mia. Then Ivy finds as many coins again. "
-        "How many coins does Ivy have now?"
+        "Mia has 26 coins. Ivy has 40 more coins than Mia. Then Ivy gets 32 more coins. "
+        "At last Ivy shares all the coins equally among 2 friends. How many coins does each friend get?"
     )
-    assert problems.generate("train", 1000, seed=0)[-1].result == 4
+    assert problems.generate("train", 1000, seed=0)[-1].result == 7
 
 
 def test_questions_of_one_list_are_distinct(drawn: dict[str, list[problems.Problem]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from harness.models.load import load
 from harness.models.manifest import Manifest
 from harness.training import data, loop, recipe
 from harness.training.compose import compose
+from harness.training.optimizer import MuonWithAdamW
 from methods.contract import Example
 from methods.mars import Mars
 
@@ -178,6 +180,31 @@ def test_batches_are_near_in_length_and_every_example_comes_once() -> None:
     assert list(sampler) != order
 
 
+def test_muon_moves_matrices_and_leaves_the_rest_to_adamw() -> None:
+    model, twin = micro.model(), micro.model()
+    muon = MuonWithAdamW(model, lr=1e-2, weight_decay=0.0, beta2=0.99)
+    adam = torch.optim.AdamW(twin.parameters(), lr=1e-2, weight_decay=0.0, betas=(0.9, 0.99), fused=True)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for net, optimizer in ((model, muon), (twin, adam)):
+        net(input_ids=torch.arange(12).view(1, -1), labels=torch.arange(12).view(1, -1)).loss.backward()
+        optimizer.step()
+    for (name, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+        is_matrix = one.ndim == 2 and "embed" not in name
+        assert torch.equal(one, other) != is_matrix, name
+        if is_matrix:  # an update of AdamW's size, root mean square 0.2 of the learning rate; less at low rank
+            size = (one - before[name]).square().mean().sqrt().item()
+            assert 0.3 < size / (0.2 * 1e-2) < 1.4, name
+
+
+def test_a_schedule_reaches_both_optimizers_also_after_loading() -> None:
+    muon = MuonWithAdamW(micro.model(), lr=1e-2, weight_decay=0.0, beta2=0.99)
+    schedule = torch.optim.lr_scheduler.LambdaLR(muon, lambda step: 0.5**step)
+    muon.load_state_dict(copy.deepcopy(muon.state_dict()))
+    muon.step()
+    schedule.step()
+    assert [part.param_groups[0]["lr"] for part in muon.parts] == [5e-3, 5e-3]
+
+
 @pytest.fixture
 def chats_file(tmp_path: Path) -> Path:
     path = tmp_path / "chats.jsonl"
@@ -209,10 +236,11 @@ class Killed(Exception):
     """Stands for a power cut."""
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_resumed_training_equals_an_uninterrupted_one(
-    base: Path, chats_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    optimizer: str, base: Path, chats_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    more = ("method=mars", "block_size=3", "train.accumulation=2")
+    more = ("method=mars", "block_size=3", "train.accumulation=2", f"train.optimizer={optimizer}")
     whole = make(overrides(base, chats_file, tmp_path / "whole", *more))
 
     original = loop.Watch.on_step_end
@@ -371,6 +399,14 @@ def test_missing_start_of_a_small_model_is_trained_first(tmp_path: Path, monkeyp
     with pytest.raises(Killed):
         make(["method=mars", "model=tiny-1m", f"checkpoints_dir={tmp_path}"])
     assert asked == [("method=ar_sft", "model=tiny-1m")]
+
+
+def test_recipe_of_a_model_yields_to_the_command_line_alone() -> None:
+    cfg = compose(["method=mars", "model=smollm2-135m"])
+    assert (cfg.adapter, cfg.init_from, cfg.data.limit) == ("lora", "base", 240)
+    cfg = compose(["method=mars", "model=smollm2-135m", "init_from=ar_sft", "data.limit=7"])
+    assert (cfg.adapter, cfg.init_from, cfg.data.limit) == ("lora", "ar_sft", 7)
+    assert compose(["method=mars", "model=smollm2-135m", "train=paper"]).adapter == "full"
 
 
 def test_paper_settings_are_table_7() -> None:

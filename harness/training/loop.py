@@ -25,8 +25,10 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from harness.errors import UserError
+from harness.training.optimizer import MuonWithAdamW
 from methods.contract import Example, Objective
 
+OPTIMIZERS = ("adamw", "muon")
 LOG_NAME = "train.jsonl"
 STATE_NAME = "trained.safetensors"
 SCHEDULES = {
@@ -47,7 +49,8 @@ class LoopConfig:
         epochs, max_steps: passes over the data; ``max_steps`` above 0 decides instead.
         batch_size, accumulation: examples per device and forward, forwards per step.
         max_sequence_length: tokens of a chat that are kept.
-        weight_decay, beta2, max_grad_norm: AdamW's decay and second-moment decay, clipping of the gradient's norm.
+        optimizer: "adamw", or "muon" (harness/training/optimizer.py), which needs fewer tokens from random weights.
+        weight_decay, beta2, max_grad_norm: decay of weights and second moments, clipping of the gradient's norm.
         bf16: run forwards under bfloat16 autocast (weights and optimiser stay float32).
         save_dtype: of the final checkpoint, "bfloat16" or "float32".
         log_every, eval_every, save_every: steps between log lines, held-out losses, resumable states; 0 is never.
@@ -64,6 +67,7 @@ class LoopConfig:
     batch_size: int = 8
     accumulation: int = 1
     max_sequence_length: int = 512
+    optimizer: str = "adamw"
     weight_decay: float = 0.0
     beta2: float = 0.999
     max_grad_norm: float = 1.0
@@ -291,8 +295,13 @@ def train(
     def collate(batch: list[Example]) -> dict[str, Any]:
         return {"batch": objective.collate(batch), "num_tokens": sum(len(e.ids) for e in batch)}
 
+    module = ObjectiveModule(objective, model)
+    optimizer = None  # the Trainer makes AdamW
+    if config.optimizer == "muon":
+        optimizer = MuonWithAdamW(module, lr=config.learning_rate, weight_decay=config.weight_decay, beta2=config.beta2)
     trainer = ObjectiveTrainer(
-        model=ObjectiveModule(objective, model),
+        model=module,
+        optimizers=(optimizer, None),
         args=arguments,
         data_collator=collate,
         train_dataset=list(examples),

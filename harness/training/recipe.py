@@ -154,7 +154,12 @@ def validate(cfg: DictConfig) -> None:
     Raises:
         UserError: the first key out of range.
     """
-    choices = {"adapter": ADAPTERS, "train.save_dtype": SAVE_DTYPES, "train.schedule": tuple(loop.SCHEDULES)}
+    choices = {
+        "adapter": ADAPTERS,
+        "train.save_dtype": SAVE_DTYPES,
+        "train.schedule": tuple(loop.SCHEDULES),
+        "train.optimizer": loop.OPTIMIZERS,
+    }
     for key, allowed in choices.items():
         value = OmegaConf.select(cfg, key)
         if value not in allowed:
@@ -284,6 +289,7 @@ def save(
         with quiet():
             model.to(getattr(torch, dtype)).save_pretrained(temporary)
             start.tokenizer.save_pretrained(temporary)
+        (temporary / "README.md").unlink(missing_ok=True)  # peft's empty model card
         shutil.copy(work_dir / loop.LOG_NAME, temporary / loop.LOG_NAME)
         manifest.write(temporary)
         for path in (temporary, *temporary.iterdir()):  # made for this user alone, meant to be shared
