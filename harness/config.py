@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,13 @@ def validate(cfg: DictConfig) -> None:
     """Check choices and ranges of the shared keys, whether or not the cell's method has them.
 
     Raises:
-        UserError: the first key out of range.
+        UserError: the first key out of range, or one that does not exist.
     """
+    for prefix, node, schema in (("", cfg, RunConfig), ("suite.", cfg.suite, SuiteConfig)):
+        known = [prefix + f.name for f in fields(schema)]
+        for key in map(str, node):
+            if prefix + key not in known:  # Hydra's +key=value can add one that nobody reads
+                raise unknown_key(prefix + key, node[key], known)
     for key, allowed in CHOICES.items():
         value = cfg[key]
         if value is not None and value not in allowed:
@@ -135,9 +140,9 @@ def check_keys(overrides: Iterable[Any], cfg: DictConfig, groups: Collection[str
 
 def unknown_key(key: str, value: object, known: Iterable[str]) -> UserError:
     """The error for a key that no configuration has, with the nearest one that some has."""
-    inside = key.rpartition(".")[0]
-    siblings = [name for name in known if name.rpartition(".")[0] == inside]
-    near = difflib.get_close_matches(key, siblings, n=1, cutoff=max(0.5, (len(inside) + 2) / (len(key) + 1)))
+    inside, _, last = key.rpartition(".")
+    siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == inside}
+    near = [siblings[name] for name in difflib.get_close_matches(last, siblings, n=1, cutoff=0.5)]
     meant = f"did you mean {near[0]}={value}?" if near else SHOW_KEYS
     return UserError(key, value, "no such key", meant)
 

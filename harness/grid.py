@@ -18,7 +18,7 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from harness import compose, config
-from harness.engine.loop import ENGINE_VERSION
+from harness.engine import ENGINE_VERSION
 from harness.evaluation import suites
 from harness.models import checkpoints, registry
 from harness.results.store import Store

@@ -32,6 +32,8 @@ def base(tmp_path: Path) -> list[str]:
         ("method.window=3", "method.window", "no such key"),
         ("+method.window=3", "method.window", "mars has the options tau, block_size, confidence"),
         ("zzz=3", "zzz", "--cfg job shows every key"),
+        ("+zzz=3", "zzz", "--cfg job shows every key"),
+        ("+suite.zzz=3", "suite.zzz", "--cfg job shows every key"),
         ("tau=abc", "tau", "a number"),
         ("tau=", "tau", "a number"),
         ("tau=1.5", "tau", "from 0 to 1"),

@@ -9,7 +9,6 @@ import pytest
 import torch
 from oracles import EOS, MASK, LetterTokenizer, Target, greedy, logits_of, mars, micro_model
 
-from harness.engine import loop
 from harness.engine.commit import Commit
 from harness.engine.loop import Engine
 from harness.engine.rows import Completion, Request, Row
@@ -430,10 +429,6 @@ def test_prompts_that_cannot_be_answered_are_refused_before_decoding(target: Tar
 
 def test_no_requests_no_completions(target: Target) -> None:
     assert list(Engine(target, ArSft()).run([])) == []
-
-
-def test_engine_version_is_a_number() -> None:
-    assert isinstance(loop.ENGINE_VERSION, int)
 
 
 def test_rows_draw_from_their_own_generator(target: Target) -> None:
