@@ -190,7 +190,8 @@ def test_without_the_sft_loss_only_block_targets_remain() -> None:
         objective.bind(MASK, 0)
     loss, parts = bare.loss(model, bare.collate([example]))
     assert set(parts) == {"masked"}
-    assert float(loss.detach()) == pytest.approx(float(full.loss(model, full.collate([example]))[1]["masked"]), abs=1e-9)
+    masked = full.loss(model, full.collate([example]))[1]["masked"]
+    assert float(loss.detach()) == pytest.approx(float(masked), abs=1e-9)
 
 
 def test_inverse_t_weights_a_block_with_one_draw() -> None:

@@ -23,7 +23,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """
 
     def __init__(self, model: nn.Module, *, lr: float, weight_decay: float, beta2: float) -> None:
-        matrices, others = [], []
+        matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 is_hidden = parameter.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
@@ -39,7 +40,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         # A schedule writes learning rates into our groups: they must be the parts' own dicts, also after loading.
         self.param_groups = [group for part in self.parts for group in part.param_groups]
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of both parts."""
         loss = closure() if closure is not None else None
         for part in self.parts:
