@@ -438,6 +438,18 @@ def test_malformed_jsonl_names_file_and_line(tmp_path, second_line, part):
     assert str(path) in str(caught.value)
 
 
+def test_files_that_are_no_text_or_of_mixed_types(tmp_path):
+    (tmp_path / "test.jsonl").write_bytes(b'{"question": "x"}\n{"question": "caf\xe9"}\n')
+    with pytest.raises(UserError, match=r"test\.jsonl, line 2.*UTF-8"):
+        documents.read_rows(tmp_path / "test.jsonl")
+    (tmp_path / "test.jsonl").write_bytes(b'\xef\xbb\xbf{"question": "x"}\n')
+    assert documents.read_rows(tmp_path / "test.jsonl") == [{"question": "x"}]
+    for odd in ('{"question": "b", "answer": 5}', '{"question": "\\ud83d", "answer": "1"}'):
+        (tmp_path / "test.jsonl").write_text('{"question": "a", "answer": "1"}\n' + odd + "\n")
+        with pytest.raises(UserError, match="one type per field"):
+            tasks.build(suite("gsm8k", f"suite.data_dir={tmp_path}"))
+
+
 def test_other_unusable_files(tmp_path):
     (tmp_path / "test.jsonl").write_text("\n")
     with pytest.raises(UserError, match="empty"):

@@ -48,7 +48,12 @@ def data_hash(spec: TaskSpec, suite: SuiteConfig, leaf: str) -> str:
 
 def hash_rows(rows: Sequence[dict[str, Any]]) -> str:
     """SHA-256 of rows as canonical JSON."""
-    return hashlib.sha256(json.dumps(rows, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    return hashlib.sha256(_canonical(rows)).hexdigest()
+
+
+def _canonical(rows: Sequence[dict[str, Any]]) -> bytes:
+    # Half of a surrogate pair may stand in JSON, though in no valid text.
+    return json.dumps(rows, sort_keys=True, ensure_ascii=False).encode(errors="surrogatepass")
 
 
 def find_file(data_dir: str, name: str) -> Path:
@@ -76,9 +81,10 @@ def read_rows(path: Path, fields: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Rows of a ``.jsonl`` file, or of a ``.json`` file that holds a list or an object with "examples".
 
     Raises:
-        UserError: not JSON (file and line), a row that is no object or lacks one of ``fields``, no rows at all.
+        UserError: not UTF-8 or not JSON (file and line), a row that is no object or lacks one of ``fields``, no rows at
+            all.
     """
-    text = path.read_text(encoding="utf-8")
+    text = _read_text(path)
     if path.suffix == ".json":
         whole = _parse(text, str(path), first_line=1)
         rows = whole.get("examples") if isinstance(whole, dict) else whole
@@ -98,6 +104,17 @@ def read_rows(path: Path, fields: Sequence[str] = ()) -> list[dict[str, Any]]:
     if not located:
         raise UserError("suite.data_dir", str(path), "at least one row; the file is empty")
     return [row for _, row in located]
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")  # with or without a byte order mark
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        where = f"{path}, line {line}"
+        raise UserError("suite.data_dir", where, "UTF-8 text", "restore the file as upstream has it") from None
+    except OSError as error:
+        raise UserError("suite.data_dir", str(path), f"a readable file ({error.strerror})") from None
 
 
 def _parse(text: str, path: str, first_line: int) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets
 import lm_eval.tasks
+import pyarrow
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
@@ -74,7 +75,7 @@ def _build_one(group: str, spec: TaskSpec, suite: SuiteConfig, leaf: str) -> Sui
         )
     rows = documents.load(spec, suite, leaf)
     if rows is not None:
-        split, loaded = config["test_split"], datasets.Dataset.from_list(rows)
+        split, loaded = config["test_split"], _dataset(rows, group)
         config["custom_dataset"] = lambda **_: {split: loaded}
     elif spec.revision:
         config["dataset_kwargs"] = (config.get("dataset_kwargs") or {}) | {"revision": spec.revision}
@@ -91,6 +92,16 @@ def _build_one(group: str, spec: TaskSpec, suite: SuiteConfig, leaf: str) -> Sui
     task.set_fewshot_seed(FEWSHOT_SEED)
     data_hash = documents.data_hash(spec, suite, leaf) if rows is None else documents.hash_rows(rows)
     return SuiteTask(group, spec, task, data_hash)
+
+
+def _dataset(rows: list[dict[str, Any]], group: str) -> datasets.Dataset:
+    """Raises UserError where rows do not share a type per field, or hold what is no text."""
+    try:
+        return datasets.Dataset.from_list(rows)
+    except (ValueError, TypeError, pyarrow.ArrowException) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        allowed = f"the rows of {group} must have one type per field ({reason})"
+        raise UserError("suite.data_dir", group, allowed, "restore the file as upstream has it") from error
 
 
 def _config(spec: TaskSpec, leaf: str) -> dict[str, Any]:
