@@ -172,6 +172,27 @@ def test_records_are_listed_oldest_first_and_foreign_folders_ignored(tmp_path: P
 # --- records
 
 
+def test_a_record_of_another_version_does_not_hide_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cell = Store(tmp_path).cell("a" * 16)
+    cell.path.mkdir(parents=True)
+    cell.finish(record([document(0)], cell.key), [document(0)])
+    for key, text in (("b" * 16, '{"key": "b"}'), ("c" * 16, "{")):
+        (tmp_path / "runs" / key).mkdir()
+        (tmp_path / "runs" / key / "record.json").write_text(text)
+    assert [r.key for r in Store(tmp_path).records()] == ["a" * 16]
+    assert sum("is not read" in message for message in caplog.messages) == 2
+
+
+def test_processes_may_write_one_file_at_once(tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from harness.results.store import write_atomically as w\n"
+    code += "for i in range(200): w(Path(sys.argv[1]), sys.argv[2] * 1000)"
+    target = tmp_path / "table.md"
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(target), letter]) for letter in "ab"]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert target.read_text() in ("a" * 1000, "b" * 1000)
+    assert [path.name for path in tmp_path.iterdir()] == ["table.md"]
+
+
 def test_ratio_of_sums_and_mean_of_ratios_are_told_apart() -> None:
     """One task of 10 tokens in 10 forwards, one of 90 in 30: 100/40 = 2.5 against (1 + 3)/2 = 2."""
     slow = document(0, task="a", new_tokens=10, target_forwards=10, positions=40, share_seconds=1.0)
@@ -356,6 +377,21 @@ def test_reference_of_an_earlier_run_is_found(lines: list[tables.Line]) -> None:
     assert line.delta is not None
     other_suite = Record(**{**vars(ar), "identity": ar.identity | {"suite": {"limit": 5}}})
     assert tables.make_lines([mars], lambda _: documents, earlier=[other_suite])[0].delta is None
+
+
+def test_the_reference_is_the_newest_of_its_kind_and_of_this_engine(lines: list[tables.Line]) -> None:
+    documents = {letter * 16: [document(i, score) for i in range(30)] for letter, score in (("1", 1.0), ("2", 0.0))}
+    mars = lines[0].record
+    old, new = (record(found, key, "ar_sft") for key, found in documents.items())
+    old, new = (Record(**{**vars(r), "created": day}) for r, day in ((old, "2026-01-01"), (new, "2026-01-02")))
+
+    def delta(*earlier: Record) -> float | None:
+        half = [document(i, 0.5) for i in range(30)]
+        [line] = tables.make_lines([mars], lambda key: documents.get(key, half), earlier)
+        return line.delta and line.delta.difference.value
+
+    assert delta(old, new) == 0.5, "weights may have been trained anew since the older one"
+    assert delta(old, Record(**{**vars(new), "identity": new.identity | {"engine": 0}})) == -0.5
 
 
 def test_markdown_and_csv_carry_everything(lines: list[tables.Line]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.results.records import DOCUMENT_TYPES, Record
+
+log = logging.getLogger(__name__)
 
 SYNC_SECONDS = 2.0  # rows reach the operating system one by one, and the disk at least this often
 
@@ -155,8 +158,13 @@ class Store:
         return self.cell(key).scores()
 
     def records(self) -> list[Record]:
-        """Every finished record, oldest first."""
-        found = [StoredCell(path.parent).record() for path in self.root.glob("[0-9a-f]*/record.json")]
+        """Every finished record, oldest first; one that cannot be read (another version's) is named and passed over."""
+        found = []
+        for path in self.root.glob("[0-9a-f]*/record.json"):
+            try:
+                found.append(StoredCell(path.parent).record())
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                log.warning("%s is not read: %s: %s", path, type(error).__name__, error)
         return sorted(found, key=lambda record: record.created)
 
 
@@ -178,9 +186,12 @@ def file_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 def write_atomically(path: Path, text: str) -> None:
     """Put ``text`` at ``path`` so that a reader sees the old file or the new one, also after a crash."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    _replace(temporary, path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # processes may write the same file at once
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        _replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _replace(temporary: Path, path: Path) -> None:

@@ -83,17 +83,20 @@ def make_lines(
 
 
 def _baseline(record: Record, records: Sequence[Record]) -> Record | None:
-    """The AR SFT record to compare with; the default variant and the record's own cache mode are preferred."""
+    """The AR SFT record to compare with: preferably the default variant, in the record's cache mode; then the newest.
+
+    Older ones may be of weights that have been trained anew since.
+    """
 
     def comparable(r: Record) -> tuple[Any, ...]:
         weights = r.identity["model"]
-        return weights["model"], weights["dtype"], r.identity["suite"], r.identity["seed"]
+        return weights["model"], weights["dtype"], r.identity["suite"], r.identity["seed"], r.identity.get("engine")
 
     def distance(r: Record) -> tuple[bool, bool]:
         return r.config["variant"] is not None, r.identity["cache"] != record.identity["cache"]
 
     found = [r for r in records if r.identity["method"]["name"] == BASELINE and comparable(r) == comparable(record)]
-    return min(found, key=distance, default=None)
+    return min(sorted(found, key=lambda r: r.created, reverse=True), key=distance, default=None)
 
 
 def _labels(record: Record, benchmark: str) -> dict[str, str]:
