@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -120,13 +121,17 @@ def encode_prompt(loaded: LoadedModel, prompt: Prompt, chat: bool = True) -> lis
     if isinstance(prompt, str):
         messages = [{"role": "user", "content": prompt}]
         return encode_chat(loaded.tokenizer, messages) if chat else encode_plain(loaded.tokenizer, prompt)
-    if prompt and isinstance(prompt[0], Mapping):
-        return encode_chat(loaded.tokenizer, prompt)  # type: ignore[arg-type]
-    return [int(i) for i in prompt]  # type: ignore[arg-type]
+    if isinstance(prompt, list | tuple):
+        if prompt and all(isinstance(message, Mapping) for message in prompt):
+            return encode_chat(loaded.tokenizer, prompt)
+        if all(isinstance(i, Integral) for i in prompt):
+            return [int(i) for i in prompt]
+    fix = 'call .tolist() on an array or tensor; of a tokenizer\'s output take ["input_ids"]'
+    raise UserError("prompts", prompt, "each a text, a list of messages (dicts), or a list of token ids", fix)
 
 
 def _each(prompts: Any) -> Sequence[Prompt]:
     """One prompt as a list of one; a list of ids or of messages is one prompt."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int | Mapping)):
+    if not isinstance(prompts, list | tuple) or (prompts and isinstance(prompts[0], Integral | Mapping)):
         return [prompts]
     return prompts

@@ -41,6 +41,9 @@ def main(arguments: Sequence[str]) -> int:
     """Command line: prints one generation; returns the exit status."""
     try:
         prompt, own, overrides = parse(arguments)
+        if prompt is None and arguments and not {"-h", "--help"} & set(arguments):
+            fix = "give it in quotes; after -- also one that looks like key=value"
+            raise UserError("prompt", "", "a text to continue, and none is left besides the settings", fix)
         if prompt is None:
             print(__doc__)
             return 0
@@ -48,6 +51,8 @@ def main(arguments: Sequence[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
@@ -119,7 +124,10 @@ def generate(prompt: str, own: dict[str, str], overrides: Sequence[str]) -> Comp
     pieces = step_texts(completion, lambda ids: str(loaded.tokenizer.decode(ids, skip_special_tokens=False)))
     show(console, f"{title}, {loaded.name}", completion, pieces)
     if own["svg"]:
-        Path(own["svg"]).write_text(console.export_svg(title=f"{title}, {loaded.name}"), "utf-8")
+        try:
+            Path(own["svg"]).write_text(console.export_svg(title=f"{title}, {loaded.name}"), "utf-8")
+        except OSError as error:
+            raise UserError("svg", own["svg"], f"a file that can be written ({error.strerror})") from None
     return completion
 
 

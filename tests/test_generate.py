@@ -72,6 +72,23 @@ def test_a_prompt_is_a_message_a_conversation_or_ids(model: dict[str, Any]) -> N
     assert decode(loaded, "ar_sft", []) == []
 
 
+def test_what_is_no_prompt_is_refused(model: dict[str, Any]) -> None:
+    loaded = load.load(model, method=ArSft, variant="base")
+    tokenizer = loaded.tokenizer
+    encoded = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+    for prompt in (encoded, {"role": "user", "content": "Hi"}, torch.tensor([1, 2]), [torch.tensor([1])], [1, "a"], 5):
+        with pytest.raises(UserError, match="a list of token ids"):
+            decode(loaded, "ar_sft", prompt)  # type: ignore[arg-type]
+    for turns in ([{"role": "user"}], [{"content": "Hi"}], [{"role": "user", "content": None}]):
+        with pytest.raises(UserError, match="a role and a content"):
+            decode(loaded, "ar_sft", turns)
+    with pytest.raises(UserError, match="no valid Unicode"):
+        decode(loaded, "ar_sft", "caf\udce9")
+    tokenizer.chat_template = "{{ raise_exception('no system turn') }}"
+    with pytest.raises(UserError, match="no system turn"):
+        decode(loaded, "ar_sft", "Hi")
+
+
 def test_decode_refuses_what_does_not_exist_or_fit(model: dict[str, Any]) -> None:
     loaded = load.load(model, method=ArSft, variant="base")
     with pytest.raises(UserError, match="fix: method=mars"):
@@ -127,6 +144,8 @@ def test_the_prompt_may_come_through_a_pipe(monkeypatch: pytest.MonkeyPatch) -> 
     ("line", "complaint"),
     [
         (["Hi", "tua=0.9"], "tau"),
+        (["x=3, what is x?"], "after --"),
+        ([""], "a text to continue"),
         (["Hi", "method=mras"], "method=mars"),
         (["Hi", "max_new_tokens=many"], "a whole number"),
         (["Hi", "chat=perhaps"], "true or false"),
@@ -136,7 +155,10 @@ def test_the_prompt_may_come_through_a_pipe(monkeypatch: pytest.MonkeyPatch) -> 
         ),
     ],
 )
-def test_a_mistake_is_one_message_and_a_status(line: list[str], complaint: str, capsys: Any) -> None:
+def test_a_mistake_is_one_message_and_a_status(
+    line: list[str], complaint: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
     assert generate.main(line) == 2
     told = capsys.readouterr()
     assert complaint in told.err
