@@ -307,6 +307,13 @@ def test_equal_answers_do_not_prove_equality() -> None:
     assert many.difference.half_width < 0.002
 
 
+def test_three_wins_in_three_documents_are_no_certainty() -> None:
+    won = stats.compare(*pairs([(1, 0)] * 3))
+    assert won is not None
+    assert won.difference.value == 1
+    assert won.difference.low < 0.5
+
+
 def test_coverage_of_the_paired_interval() -> None:
     """In 200 simulated comparisons the 95 % interval holds the truth at least 180 times."""
     generator = np.random.default_rng(0)

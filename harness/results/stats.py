@@ -98,8 +98,8 @@ def compare(
     """Paired comparison of two cells' documents, matched by task and document id.
 
     From ``MIN_CLUSTERS`` tasks on, tasks are resampled (BBH, MMLU-Pro: questions of a subtask are alike). Right/wrong
-    scores without one discordant pair would bootstrap to an interval of no width, which 20 equal documents do not
-    warrant: there the interval is Agresti and Min's (2005).
+    scores whose differences are all the same (no discordant pair, or nothing else) would bootstrap to an interval of no
+    width, which 20 equal documents do not warrant: there the interval is Agresti and Min's (2005).
 
     Returns:
         None where the two share no document.
@@ -118,7 +118,7 @@ def compare(
     differences = a - b
     wins, losses = int((differences > 0).sum()), int((differences < 0).sum())
     binary = bool(np.isin(np.concatenate([a, b]), (0.0, 1.0)).all())
-    if binary and wins + losses == 0:
+    if binary and (differences == differences[0]).all():
         (low, high), how = _agresti_min(wins, losses, len(pairs)), "Agresti-Min"
     elif len(set(tasks)) >= MIN_CLUSTERS:
         (low, high), how = _cluster_bootstrap(differences, tasks, seed), "paired bootstrap over subtasks"
