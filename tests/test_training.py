@@ -248,7 +248,7 @@ def test_resumed_training_equals_an_uninterrupted_one(
     def cut(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         original(self, args, state, control, **kwargs)
         if state.global_step == 5:
-            raise Killed
+            raise Killed  # after the state of step 4
 
     args = overrides(base, chats_file, tmp_path / "cut", *more)
     monkeypatch.setattr(loop.Watch, "on_step_end", cut)
@@ -266,6 +266,9 @@ def test_resumed_training_equals_an_uninterrupted_one(
     for name, tensor in one.items():
         torch.testing.assert_close(tensor, other[name], rtol=0, atol=0)
         assert not torch.equal(tensor[: len(start[name])], start[name]), f"{name} was not trained"
+    logs = [[json.loads(line) for line in (d / loop.LOG_NAME).read_text().splitlines()] for d in (whole, resumed)]
+    told, told_again = ([(e["step"], e.get("loss")) for e in log] for log in logs)
+    assert told == told_again
     a, b = Manifest.read(whole), Manifest.read(resumed)
     assert (a.steps, a.tokens, a.losses, a.data) == (b.steps, b.tokens, b.losses, b.data)
     assert a.steps == 6

@@ -211,6 +211,9 @@ class Watch(TrainerCallback):
         trainer = self.trainer
         assert trainer is not None
         trainer.started = time.perf_counter()
+        if state.is_world_process_zero:  # lines after the state that a run resumes from will be written again
+            lines = [json.dumps(entry) + "\n" for entry in state.log_history]
+            trainer.log_path.write_text("".join(lines), encoding="utf-8")
         seen = [entry for entry in state.log_history if "seconds" in entry]
         if seen:
             trainer.tokens_before, trainer.seconds_before = seen[-1]["tokens"], seen[-1]["seconds"]
