@@ -76,7 +76,7 @@ class Method:
 
     @property
     def caches(self) -> Sequence[CursorCache]:
-        """Caches of the method's own; the engine moves, truncates and clears their rows with the target's."""
+        """Caches of the method's own: the engine moves their rows with the target's; their lengths are the method's."""
         return ()
 
     def admit(self, row: Row) -> None:

@@ -161,13 +161,15 @@ class Mars(Method):
 
     def start(self, context: Context) -> None:
         super().start(context)
-        if context.mask_token_id is None:
+        if context.target.mask_token_id is None:
             raise UserError("checkpoint", None, "mars needs a checkpoint with a mask token, and this one has none")
 
     def propose(self, rows: list[Row]) -> Window:
         """A row near its end gets no more masks than it has room for: causal masks never see the ones left out."""
         count = [min(self.window, row.room - 1) for row in rows]
-        masks = torch.tensor(self.context.mask_token_id).expand(len(rows), max(count))
+        masks = torch.tensor(self.context.target.mask_token_id, device=self.context.target.model.device).expand(
+            len(rows), max(count)
+        )
         return Window.build(rows, masks, count)
 
     def accept(self, rows: list[Row], output: Output) -> Commit:

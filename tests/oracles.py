@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ class Target:
     mask_token_id: int | None = MASK
     eos_token_ids: tuple[int, ...] = (EOS,)
     context_length: int = 256
+    checkpoint_dir: Path | None = None
 
 
 def logits_of(model: Any, ids: list[int]) -> torch.Tensor:

@@ -254,7 +254,7 @@ class TrueTree(Method):
     def propose(self, rows: list[Row]) -> Window:
         drafts = torch.zeros(len(rows), self.window, dtype=torch.long)
         for i, row in enumerate(rows):
-            truth = greedy(self.context.model, row.tokens, 3, eos=())
+            truth = greedy(self.context.target.model, row.tokens, 3, eos=())
             drafts[i] = torch.tensor([(truth[d] + 7 * (n + 1)) % 60 for n, d in enumerate(self.DEPTHS)])
             hold = len(row.trace) % 4 if self.right < 0 else self.right  # how many true nodes this time
             for depth in range(hold):

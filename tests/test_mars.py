@@ -169,7 +169,7 @@ def test_training_and_the_engine_agree_on_what_masks_see() -> None:
     method = Mars(block_size=block_size)
     from harness.engine.contract import Context
 
-    method.start(Context(model, MASK, 1, 64))
+    method.start(Context(Target(model), 1, 64))
     cache = CursorCache(model.config.num_hidden_layers, 1, 64)
     row = Row(Request(example.ids[:PROMPT]), example.ids[:PROMPT], 0, torch.Generator(), 99)
     stream = masked_stream(example.response, block_size, "paper")

@@ -115,8 +115,8 @@ class CursorCache(Cache):
         for buffer in self._buffers():
             buffer[rows, :, target] = buffer[rows, :, source]
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` positions of one slot over another."""
+    def move(self, source: int, target: int, length: int | None = None) -> None:
+        """Copy the first ``length`` positions of one slot over another; all when None."""
         for buffer in self._buffers():
             buffer[target, :, :length] = buffer[source, :, :length]
 

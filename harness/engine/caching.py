@@ -19,6 +19,7 @@ class CursorMode:
     """Store what was pending, and the added positions that a method keeps."""
 
     most_pending = 1  # tokens that can be pending after the prompt besides those of one commit
+    left_pending = 1  # tokens of a finished block that are not stored with it
 
     def room(self, row: Row) -> int:
         """Most tokens that the next forward may commit."""
@@ -45,14 +46,19 @@ class NoneMode(CursorMode):
 
 
 class BlockMode(CursorMode):
-    """Store the prompt when it is read, and a block of generated tokens when all rows have finished theirs."""
+    """Store the prompt when it is read, and a block of generated tokens when all rows have finished theirs.
 
-    def __init__(self, block: int) -> None:
+    Under causal text a block's last token stays pending and opens the next block's windows. Block-causal text is stored
+    in whole blocks, or a block's tokens would be cached without having seen its last one.
+    """
+
+    def __init__(self, block: int, text_block: int | None = None) -> None:
         self.block = self.most_pending = block
+        self.left_pending = 1 if text_block is None else 0
 
     def _waits(self, row: Row) -> bool:
-        # The block's last token stays pending: it opens the next block's windows.
-        return row.new_tokens > 0 and row.new_tokens % self.block == 0 and row.cached < len(row.tokens) - 1
+        is_full = row.new_tokens > 0 and row.new_tokens % self.block == 0
+        return is_full and row.cached < len(row.tokens) - self.left_pending
 
     def room(self, row: Row) -> int:
         return min(super().room(row), self.block - row.new_tokens % self.block)
@@ -68,11 +74,15 @@ class BlockMode(CursorMode):
         return all(self._waits(row) for row in rows)
 
 
-def cache_mode(name: str, block: int) -> CursorMode:
+def cache_mode(name: str, block: int, text_block: int | None = None, text_block_start: str = "prompt") -> CursorMode:
     """The mode called ``name``.
 
+    Args:
+        block: tokens per block of the ``block`` cache.
+        text_block, text_block_start: how committed text sees itself (``methods.contract.Method``).
+
     Raises:
-        UserError: unknown name, or a block below 1.
+        UserError: unknown name, a block below 1, or one that would cut a block of block-causal text.
     """
     if name == "cursor":
         return CursorMode()
@@ -82,4 +92,7 @@ def cache_mode(name: str, block: int) -> CursorMode:
         raise UserError("cache", name, f"one of {', '.join(MODES)}")
     if isinstance(block, bool) or not isinstance(block, int) or block < 1:
         raise UserError("cache_block", block, "a whole number of tokens, at least 1", "cache_block=16")
-    return BlockMode(block)
+    if text_block is not None and (block % text_block or text_block_start != "prompt"):
+        allowed = f"whole blocks of the method, which are {text_block} tokens counted from the {text_block_start}"
+        raise UserError("cache_block", block, allowed, f"cache_block={4 * text_block}, or cache=cursor")
+    return BlockMode(block, text_block)

@@ -79,13 +79,14 @@ class Commit:
         """The forward's one transfer to the host.
 
         Returns:
-            Per row: [length, kept, drafted, accepted, draft_forwards, draft_positions, violates the contract], token
-            ids, and confidences (empty where the method gives none).
+            Per row: [length, kept, drafted, accepted, draft_forwards, draft_positions, violates the contract, pending,
+            count], token ids, and confidences (empty where the method gives none).
         """
         zero = torch.zeros(len(self.ids), dtype=torch.long, device=self.ids.device)
         violated = zero if self.kept is None else self.violations(window)
         counts = (
             self.length, self.kept, self.drafted, self.accepted, self.draft_forwards, self.draft_positions, violated,
+            window.pending, window.count,
         )  # fmt: skip
         packed = [torch.stack([zero if c is None else c.to(zero) for c in counts], 1), self.ids]
         if self.confidences is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from harness.engine.cache import CursorCache
@@ -20,6 +21,7 @@ class Target(Protocol):
     mask_token_id: int | None
     eos_token_ids: tuple[int, ...]
     context_length: int
+    checkpoint_dir: Path | None  # where a method finds weights of its own (heads, a drafter)
 
 
 @dataclass
@@ -27,15 +29,13 @@ class Context:
     """What the engine hands to a method before the first forward.
 
     Attributes:
-        model: the target, in eval mode; a method calls it only through windows.
-        mask_token_id: the id that stands for "not yet known", or None where the checkpoint has none.
+        target: the loaded target; a method calls its model only through windows.
         num_slots: rows that can be alive at once.
         max_length: tokens that a row can reach, prompt included.
         most_tokens: tokens that one forward may commit where the cache mode says so, instead of the method's own block.
     """
 
-    model: Any
-    mask_token_id: int | None
+    target: Target
     num_slots: int
     max_length: int
     most_tokens: int | None = None

@@ -63,7 +63,7 @@ class Engine:
         if prefill_chunk is not None and (isinstance(prefill_chunk, bool) or prefill_chunk < 1):
             raise UserError("prefill_chunk", prefill_chunk, "a whole number of tokens, at least 1, or null")
         self.loaded, self.method, self.batch_size = loaded, method, batch_size
-        self.mode = cache_mode(cache, cache_block)
+        self.mode = cache_mode(cache, cache_block, method.text_block, method.text_block_start)
         self.most_tokens = cache_block if cache == "block" and accept_limit == "cache_block" else None
         self.prefill_chunk = prefill_chunk
         self.stop = StopCheck(loaded.tokenizer, loaded.eos_token_ids)
@@ -81,7 +81,7 @@ class Engine:
             return
         num_slots = min(self.batch_size, len(queue))
         longest = max(len(r.prompt_ids) + self._token_limit(r) for r in queue)
-        self.method.start(Context(self.loaded.model, self.loaded.mask_token_id, num_slots, longest, self.most_tokens))
+        self.method.start(Context(self.loaded, num_slots, longest, self.most_tokens))
         # A window is as wide as its widest row, also for the longest row: leave room for both at their most.
         widest = self.method.window + max(self.method.window + 1, self.mode.most_pending) + (self.prefill_chunk or 0)
         num_layers = self.loaded.model.config.num_hidden_layers
@@ -95,7 +95,7 @@ class Engine:
             if unread:
                 self._decode(unread)
             elif storing:
-                self._store(storing, [len(row.pending) - 1 for row in storing])
+                self._store(storing, [len(row.pending) - self.mode.left_pending for row in storing])
             else:
                 self._decode(running)
             done = [row for row in rows if row.stats.finish_reason]
@@ -140,8 +140,9 @@ class Engine:
         rows.remove(row)
         last = max(rows, key=lambda r: r.slot, default=None)
         if last is not None and last.slot > row.slot:
-            for cache in (self.cache, *self.method.caches):
-                cache.move(last.slot, row.slot, last.cached)
+            self.cache.move(last.slot, row.slot, last.cached)
+            for cache in self.method.caches:
+                cache.move(last.slot, row.slot)  # whose length only the method knows
             last.slot = row.slot
             rows.sort(key=lambda r: r.slot)
 
@@ -164,7 +165,8 @@ class Engine:
         if size is None:
             return self.prefill_chunk
         start = row.prompt_length if self.method.text_block_start == "prompt" else 0
-        return max(self.prefill_chunk - (row.cached + self.prefill_chunk - start) % size, size)
+        chunk = self.prefill_chunk - (row.cached + self.prefill_chunk - start) % size
+        return chunk if chunk > 0 else size - (row.cached - start) % size
 
     def _store(self, rows: list[Row], pending: Sequence[int], counts: bool = True) -> None:
         """A forward that only stores tokens: a piece of a prompt (not counted by itself), or a finished block."""
@@ -197,14 +199,14 @@ class Engine:
             )
             self.cache.keep_path([row.slot for row in rows], start, commit.padded_path())
         for i, row in enumerate(rows):
-            length, kept, drafted, accepted, draft_forwards, draft_positions, violated = fields[i]
+            length, kept, drafted, accepted, draft_forwards, draft_positions, violated, pending, count = fields[i]
             if violated:
                 raise RuntimeError(
                     f"{self.method.name}: a kept position does not stand at its place in the text, saw one that was "
                     "not kept, or holds another token than the one committed"
                 )
-            stats, pending = row.stats, int(window.pending[i])
-            reading = not row.stats.target_forwards
+            stats = row.stats
+            reading = not stats.target_forwards
             fresh = ids[i][: min(length, row.room)]
             tokens = row.tokens[row.prompt_length :] + fresh
             end = self.stop.find(tokens, len(fresh), row.request.stop) if fresh else None
@@ -217,7 +219,7 @@ class Engine:
             row.tokens += fresh
             row.trace.append(Step(fresh, confidences[i][: len(fresh)]))
             stats.target_forwards += 1
-            stats.positions += int(window.count[i]) + (1 if reading else pending)
+            stats.positions += count + (1 if reading else pending)
             stats.acceptance_lengths.append(len(fresh))
             stats.new_tokens = row.new_tokens
             stats.drafted += drafted

@@ -58,14 +58,14 @@ class Window:
 
         Args:
             rows: the rows of this forward.
-            added: int64 [rows, most], ids that the method adds.
+            added: int64 [rows, most], ids that the method adds; the window is laid out on their device.
             count: how many of them each row has; all when None.
             depth: int64 [most] or [rows, most], place of an added position after the last pending token (0 is the
                 next one); 0, 1, 2, … when None.
             visible: bool [most, most] or [rows, most, most], who sees whom among the added; causal when None. All
                 pending tokens are visible to all added ones.
             logits: int64 [n], wanted logits by offset: 0 the last pending token, k + 1 added position k; all of these
-                when None. Past a row's own count the row's last column stands in.
+                when None. Past a row's own count its last column stands in, for want of a pending token its first.
             text_block: pending tokens see each other block-causally in blocks of this size; causally when None.
             text_block_start: where blocks count from: the response (``prompt``) or position 0 (``sequence``).
             pending: how many of each row's pending tokens are fed; all when None.
@@ -73,17 +73,19 @@ class Window:
         """
         device = added.device if added is not None else torch.device("cpu")
         texts = [r.pending if pending is None else r.pending[: pending[i]] for i, r in enumerate(rows)]
-        num_pending = torch.tensor([len(t) for t in texts])
+        lengths = [len(text) for text in texts]
         most = added.shape[1] if added is not None else 0
-        if count is None:
-            count = torch.full((len(rows),), most)
-        num_added = torch.as_tensor(count, dtype=torch.long).cpu()
-        width = int((num_pending + num_added).max())
-        columns = torch.arange(width)
+        if isinstance(count, Tensor) and count.device.type != "cpu":
+            counts = [most] * len(rows)  # reading it would wait for the device; padding costs less
+            num_added = count
+        else:
+            counts = [most] * len(rows) if count is None else [int(c) for c in count]
+            num_added = torch.tensor(counts, device=device)
+        width = max(a + b for a, b in zip(lengths, counts, strict=True))
+        num_pending = torch.tensor(lengths, device=device)
+        columns = torch.arange(width, device=device)
         valid = columns < (num_pending + num_added)[:, None]
-        ids = torch.zeros(len(rows), width, dtype=torch.long)
-        for i, text in enumerate(texts):
-            ids[i, : len(text)] = torch.tensor(text)
+        ids = torch.tensor([text + [0] * (width - len(text)) for text in texts], device=device)
         place = columns - num_pending[:, None]  # index among the added; negative in the pending part
         is_added = (place >= 0) & valid
         is_pending = place < 0
@@ -91,35 +93,33 @@ class Window:
         causal = (columns[None, :] <= columns[:, None]).expand(len(rows), -1, -1)
         seen = causal
         if text_block is not None:
-            start = torch.tensor([r.prompt_length if text_block_start == "prompt" else 0 for r in rows])
-            position = torch.tensor([r.cached for r in rows])[:, None] + columns
+            starts = [r.prompt_length if text_block_start == "prompt" else 0 for r in rows]
+            start = torch.tensor(starts, device=device)
+            position = torch.tensor([r.cached for r in rows], device=device)[:, None] + columns
             block = torch.div(position - start[:, None], text_block, rounding_mode="floor")
             seen = block[:, None, :] <= block[:, :, None]
         if added is not None and most:
             index = place.clamp(0, most - 1)
-            ids = torch.where(is_added, added.cpu().gather(1, index), ids)
+            ids = torch.where(is_added, added.gather(1, index), ids)
             if depth is not None:
-                depths = torch.where(
-                    is_added, num_pending[:, None] + depth.cpu().expand(len(rows), most).gather(1, index), depths
-                )
+                places = depth.to(device).expand(len(rows), most).gather(1, index)
+                depths = torch.where(is_added, num_pending[:, None] + places, depths)
             own = causal
             if visible is not None:
-                every = visible.cpu().expand(len(rows), most, most)
-                line = torch.arange(len(rows))[:, None, None]
+                every = visible.to(device).expand(len(rows), most, most)
+                line = torch.arange(len(rows), device=device)[:, None, None]
                 own = every[line, index[:, :, None], index[:, None, :]]
             seen = torch.where(is_added[:, :, None] & is_added[:, None, :], own, seen)
         seen = torch.where(is_added[:, :, None] & is_pending[:, None, :], True, seen)
         seen = torch.where(is_pending[:, :, None] & is_added[:, None, :], False, seen)
-        itself = torch.eye(width, dtype=torch.bool)
+        itself = torch.eye(width, dtype=torch.bool, device=device)
         # Padding sees itself alone: a softmax over nothing would be NaN, and NaN passes through masks.
         seen = (seen & valid[:, :, None] & valid[:, None, :]) | itself
         if logits is None:
-            logits = torch.arange(1 + int(num_added.max()))
+            logits = torch.arange(1 + max(counts))
         last = (num_pending + num_added - 1)[:, None]
-        logits_at = torch.minimum((num_pending - 1)[:, None] + logits.cpu(), last).clamp(min=0)
-        depths = torch.where(valid, depths, 0)
-        window = cls(ids, depths, valid, seen, num_pending, num_added, logits_at, hidden_layers)
-        return window if device.type == "cpu" else window.to(device)
+        logits_at = torch.minimum((num_pending - 1)[:, None] + logits.to(device), last).clamp(min=0)
+        return cls(ids, torch.where(valid, depths, 0), valid, seen, num_pending, num_added, logits_at, hidden_layers)
 
     def to(self, device: torch.device | str) -> Window:
         """The same window on another device."""
@@ -154,5 +154,5 @@ class Output:
 
     @property
     def count(self) -> Tensor:
-        """int64 [rows], predictions from the last pending token on: 1 + added positions."""
+        """int64 [rows], predictions by offset: 1 + added positions (the first is void where nothing was pending)."""
         return self.window.count + 1

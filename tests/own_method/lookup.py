@@ -46,7 +46,7 @@ class Lookup(Method):
     def accept(self, rows: list[Row], output: Output) -> Commit:
         best = output.logits.argmax(-1)  # [rows, 1 + drafts]: what greedy AR says after each position
         window = output.window
-        columns = torch.arange(best.shape[1] - 1)
+        columns = torch.arange(best.shape[1] - 1, device=best.device)
         drafts = window.ids.gather(1, (window.pending[:, None] + columns).clamp(max=window.width - 1))
         confirmed = (drafts == best[:, :-1]) & (columns < window.count[:, None])
         run = confirmed.long().cumprod(1).sum(1)
