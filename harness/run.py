@@ -59,6 +59,8 @@ def main(arguments: Sequence[str]) -> int:
         for notice in plan.notices():
             _say(notice)
         started = time.time()
+        if any(plan.state(cell) != DONE for cell in plan.cells):
+            plan.store.check_writable()
         if plan.adaptive or any(plan.state(cell) != DONE for cell in plan.cells):
             job()
         if plan.adaptive:
@@ -100,8 +102,11 @@ def _report(plan: grid.Plan) -> int:
         records = [plan.store.cell(cell.key).record() for cell in done]
         lines = tables.make_lines(records, plan.store.scores, plan.store.records())
         Console().print(tables.to_rich(lines))
-        write_atomically(plan.store.root / "table.md", tables.to_markdown(lines))
-        write_atomically(plan.store.root / "table.csv", tables.to_csv(lines))
+        try:
+            write_atomically(plan.store.root / "table.md", tables.to_markdown(lines))
+            write_atomically(plan.store.root / "table.csv", tables.to_csv(lines))
+        except OSError as error:  # finished cells may lie on a read-only disk
+            _say(f"table.md and table.csv were not written: {error}")
     left = [cell for cell in plan.cells if cell not in done]
     for cell in left:
         _say(f"{plan.state(cell)}: {cell.label}   ({plan.store.cell(cell.key).path})")

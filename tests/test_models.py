@@ -253,6 +253,13 @@ def test_identity_follows_weights_not_places(tmp_path: Path) -> None:
     same = [identity(tiny, resolve(tiny, kind="ar_sft", checkpoint=d)) for d in (one, two)]
     assert same[0] == same[1]
     assert same[0] != identity(tiny, resolve(tiny, kind="ar_sft", checkpoint=one), "bfloat16")
+    for name in ("chat_template.jinja", "tokenizer.json", "generation_config.json", "adapter_config.json"):
+        (two / name).write_text("{}")
+        changed = identity(tiny, resolve(tiny, kind="ar_sft", checkpoint=two))
+        assert changed != same[0], f"{name} changes what a model does"
+        (two / name).unlink()
+    short = dataclasses.replace(tiny, context_length=64)
+    assert identity(short, resolve(tiny, kind="ar_sft", checkpoint=one)) != same[0]
     save_file({"w": torch.ones(1)}, two / "model.safetensors")
     assert identity(tiny, resolve(tiny, kind="ar_sft", checkpoint=two)) != same[0]
     qwen = registry.spec("qwen2.5-0.5b")

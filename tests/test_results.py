@@ -37,7 +37,13 @@ def record(
         "cache": {"mode": "cursor"},
         "seed": 0,
     }
-    config = {"variant": variant, "cache": "cursor", "seed": 0, "suite": {"name": "quick", "limit": None}}
+    config = {
+        "variant": variant,
+        "cache": "cursor",
+        "batch_size": 1,
+        "seed": 0,
+        "suite": {"name": "quick", "limit": None},
+    }
     return Record(key, identity, config, benchmarks, speed, created=now())
 
 

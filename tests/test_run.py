@@ -197,3 +197,12 @@ def test_kill_9_in_mid_cell_resumes(evaluation: FakeEvaluation, tmp_path: Path) 
     [record] = Store(tmp_path / "results").records()
     assert record.speed.documents == COUNT
     assert not partial.exists()
+
+
+def test_a_results_folder_that_cannot_be_written_is_told_before_any_work(
+    evaluation: FakeEvaluation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "results").write_text("a file in the way")
+    assert command(*settings(tmp_path)) == 2
+    assert "error: results_dir=" in capsys.readouterr().err
+    assert not evaluation.generated

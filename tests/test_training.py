@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import shlex
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from harness.errors import UserError
 from harness.models.checkpoints import MissingCheckpoint, TrainingRequest
 from harness.models.load import load
 from harness.models.manifest import Manifest
-from harness.training import data, loop, recipe
+from harness.training import data, loop, recipe, trainer
 from harness.training.compose import compose
 from harness.training.optimizer import MuonWithAdamW
 from methods.contract import Example
@@ -95,12 +97,14 @@ def test_template_that_rewrites_earlier_turns_is_refused() -> None:
         ('{"chat": []}', "non-empty list"),
         ('{"messages": [{"role": "user", "content": "hi"}]}', "no assistant message"),
         ('{"messages": [{"role": "robot", "content": "hi"}]}', "role 'robot'"),
+        ('[{"role": "assistant", "content": "hi"}]', "starts with the assistant"),
+        ("\udcff", "is not JSON in UTF-8"),
         ('[{"role": "assistant", "content": 3}]', "message 0 must be an object with a role and a text content"),
     ],
 )
 def test_malformed_jsonl_names_file_and_line(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "chats.jsonl"
-    path.write_text(json.dumps({"messages": CHAT}) + "\n\n" + line + "\n", "utf-8")
+    path.write_text(json.dumps({"messages": CHAT}) + "\n\n" + line + "\n", "utf-8", "surrogateescape")
     with pytest.raises(UserError, match=message) as caught:
         data.chats(data.DataConfig(source="jsonl", path=str(path), held_out=0))
     assert caught.value.value == f"{path}:3"
@@ -168,7 +172,7 @@ def test_data_hash_sees_ids_and_targets() -> None:
 
 def test_batches_are_near_in_length_and_every_example_comes_once() -> None:
     lengths = [(7 * i) % 101 for i in range(203)]
-    sampler = loop.LengthGrouped(lengths, batch_size=8, seed=0)
+    sampler = trainer.LengthGrouped(lengths, batch_size=8, seed=0)
     order = list(sampler)
     assert sorted(order) == list(range(203))
     assert list(sampler) == order
@@ -243,7 +247,7 @@ def test_resumed_training_equals_an_uninterrupted_one(
     more = ("method=mars", "block_size=3", "train.accumulation=2", f"train.optimizer={optimizer}")
     whole = make(overrides(base, chats_file, tmp_path / "whole", *more))
 
-    original = loop.Watch.on_step_end
+    original = trainer.Watch.on_step_end
 
     def cut(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         original(self, args, state, control, **kwargs)
@@ -251,11 +255,11 @@ def test_resumed_training_equals_an_uninterrupted_one(
             raise Killed  # after the state of step 4
 
     args = overrides(base, chats_file, tmp_path / "cut", *more)
-    monkeypatch.setattr(loop.Watch, "on_step_end", cut)
+    monkeypatch.setattr(trainer.Watch, "on_step_end", cut)
     with pytest.raises(Killed):
         make(args)
     assert not (tmp_path / "cut/local/micro/mars-b3").exists()
-    monkeypatch.setattr(loop.Watch, "on_step_end", original)
+    monkeypatch.setattr(trainer.Watch, "on_step_end", original)
     with pytest.raises(UserError, match="interrupted training with other settings.*\n.*resume=false"):
         make([*args, "ar_weight=0.5"])
     resumed = make(args)
@@ -272,7 +276,7 @@ def test_resumed_training_equals_an_uninterrupted_one(
     a, b = Manifest.read(whole), Manifest.read(resumed)
     assert (a.steps, a.tokens, a.losses, a.data) == (b.steps, b.tokens, b.losses, b.data)
     assert a.steps == 6
-    assert not list(resumed.parent.glob(".*")), "states of a finished training are removed"
+    assert not list(resumed.parent.glob(".*.training")), "states of a finished training are removed"
 
 
 def test_manifest_and_log_tell_how_the_checkpoint_was_made(base: Path, chats_file: Path, tmp_path: Path) -> None:
@@ -284,7 +288,7 @@ def test_manifest_and_log_tell_how_the_checkpoint_was_made(base: Path, chats_fil
     assert (manifest.alignment, manifest.variant, manifest.adapter) == ("released", "released", "full")
     assert manifest.objective["ar_weight"] == 0.5
     assert manifest.data["examples"] == 64
-    assert manifest.command == "python -m harness.train " + " ".join(args)
+    assert manifest.command == "python -m harness.train " + shlex.join(args)
     assert manifest.losses.keys() == {"loss", "masked", "clean", "held_out"}
     assert manifest.tokens > 6 * 8 * 10
     entries = [json.loads(line) for line in (directory / loop.LOG_NAME).read_text().splitlines()]
@@ -325,6 +329,33 @@ def test_lora_trains_the_mask_embedding_and_saves_little(base: Path, chats_file:
     after = loaded.model.get_input_embeddings().weight
     moved = (after - before).abs().amax(1) > 0
     assert moved.nonzero().flatten().tolist() == [mask]
+
+
+def test_lora_on_a_checkpoint_is_saved_with_it(base: Path, chats_file: Path, tmp_path: Path) -> None:
+    """An adapter alone would later be loaded onto the untuned base: other weights than those it was trained on."""
+    common = ("train.max_steps=3", "model.mask_token='<unused>'")
+    start = make(overrides(base, chats_file, tmp_path, "method=ar_sft", "train.learning_rate=0.1", *common))
+    args = ("method=mars", "block_size=2", "adapter=lora", f"init_from={start}", "train.learning_rate=0")
+    directory = make(overrides(base, chats_file, tmp_path, *args, "train.save_dtype=float32", *common))
+    assert Manifest.read(directory).adapter == "lora"
+    loaded = load(
+        {"name": "micro", "source": "local", "path": str(base), "mask_token": "<unused>"},
+        method=Mars, block_size=2, checkpoint=directory, dtype="float32", device="cpu",
+    )  # fmt: skip
+    trained_on = load_file(start / "model.safetensors")["model.layers.0.mlp.up_proj.weight"].float()
+    assert torch.allclose(loaded.model.get_decoder().layers[0].mlp.up_proj.weight, trained_on, atol=1e-3)
+    untuned = load_file(base / "model.safetensors")["model.layers.0.mlp.up_proj.weight"].float()
+    assert not torch.allclose(untuned, trained_on, atol=1e-2)
+
+
+def test_two_trainings_of_one_checkpoint_wait_for_each_other(base: Path, chats_file: Path, tmp_path: Path) -> None:
+    """The second finds the first one's checkpoint instead of writing into its states."""
+    args = overrides(base, chats_file, tmp_path, "method=ar_sft", "train.max_steps=3")
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = [pool.submit(make, args) for _ in range(2)]
+    failures = [str(o.exception()) for o in outcomes if o.exception() is not None]
+    assert len(failures) == 1
+    assert "is there already" in failures[0]
 
 
 def test_ar_sft_on_micro_learns(base: Path, chats_file: Path, tmp_path: Path) -> None:

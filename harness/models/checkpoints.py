@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError
-from harness.models.manifest import MANIFEST_NAME, Manifest, file_hash, weights_hash
+from harness.models.manifest import MANIFEST_NAME, Manifest, file_hash, settings_hash, weights_hash
 from harness.models.registry import REPOSITORY, ModelSpec, Released, gguf_path, local_path, names
 
 log = logging.getLogger(__name__)
@@ -157,13 +157,21 @@ def identity(model: ModelSpec, resolved: Resolved, dtype: str | None = None) -> 
         elif model.source in ("gguf", "packaged"):
             base |= {"hash": file_hash(gguf_path(model))[:16]}
         elif model.source == "local":
-            base |= {"hash": weights_hash(local_path(model))}
+            base |= {"hash": weights_hash(local_path(model)), "settings": settings_hash(local_path(model))}
     checkpoint: dict[str, Any] | None = None
     if resolved.released:
         checkpoint = {"id": resolved.released.id, "revision": resolved.released.revision}
     elif resolved.directory:
-        checkpoint = {"hash": weights_hash(resolved.directory)}
-    return {"model": model.name, "base": base, "checkpoint": checkpoint, "dtype": dtype or model.dtype}
+        checkpoint = {"hash": weights_hash(resolved.directory), "settings": settings_hash(resolved.directory)}
+    mask = resolved.manifest.mask_token_id if resolved.manifest else None
+    return {
+        "model": model.name,
+        "base": base,
+        "checkpoint": checkpoint,
+        "mask": model.mask_token if mask is None else mask,
+        "context_length": model.context_length,
+        "dtype": dtype or model.dtype,
+    }
 
 
 def _check_fits(

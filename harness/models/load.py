@@ -134,12 +134,14 @@ def open_model(
     if resolved.released:
         directory = hub_snapshot(resolved.released.id, resolved.released.revision)
     if directory is None or resolved.is_adapter:
-        model, tokenizer = open_base(spec, torch_dtype)
+        # An adapter is added in float32 and rounded once.
+        model, tokenizer = open_base(spec, torch.float32 if resolved.is_adapter else torch_dtype)
     else:
         model = open_directory(directory, torch_dtype, spec.model_type)
         tokenizer = open_tokenizer(directory) or open_base(spec, torch_dtype)[1]
     if directory is not None and resolved.is_adapter:
         model, tokenizer = _with_adapter(model, tokenizer, directory, spec, manifest)
+        model = model.to(torch_dtype)
     mask_token_id = _mask_token(model, tokenizer, spec, manifest, needs_mask)
     if model.config._attn_implementation != ATTENTION:
         raise RuntimeError(f"{spec.name}: attention is {model.config._attn_implementation}, the masks need {ATTENTION}")

@@ -118,6 +118,23 @@ def weights_hash(directory: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+# Files beside the weights that change what a model reads or computes: templates, special ids, positions, LoRA's scale.
+SETTINGS_FILES = (
+    "adapter_config.json", "chat_template.jinja", "config.json", "generation_config.json", "special_tokens_map.json",
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "merges.txt",
+)  # fmt: skip
+
+
+def settings_hash(directory: Path) -> str:
+    """SHA-256 (first 16 hex digits) over the names and contents of a model directory's ``SETTINGS_FILES``."""
+    digest = hashlib.sha256()
+    for name in SETTINGS_FILES:
+        path = Path(directory) / name
+        if path.is_file():
+            digest.update(f"{name}:{file_hash(path)};".encode())
+    return digest.hexdigest()[:16]
+
+
 def file_hash(path: Path) -> str:
     """SHA-256 of one file, read once per process while its size and time of change stay the same."""
     stat = Path(path).stat()

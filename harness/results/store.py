@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.errors import UserError
 from harness.results.records import DOCUMENT_TYPES, Record
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class StoredCell:
         try:
             with self.partial_path.open("rb") as file:
                 return sum(line.endswith(b"\n") for line in file)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return 0
 
     def lock(self, on_wait: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
@@ -148,6 +149,21 @@ class Store:
 
     def __init__(self, results_dir: str | Path) -> None:
         self.root = Path(results_dir) / "runs"
+
+    def check_writable(self) -> None:
+        """Find out before any work whether a record could be kept.
+
+        Raises:
+            UserError: nothing can be written there.
+        """
+        probe = self.root / f".{os.getpid()}.probe"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            allowed = f"a folder that can be written to ({error.strerror})"
+            raise UserError("results_dir", str(self.root.parent), allowed, "results_dir=DIR") from None
 
     def cell(self, key: str) -> StoredCell:
         """The cell of a run key, whether or not anything is there yet."""

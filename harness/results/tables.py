@@ -32,6 +32,7 @@ LABELS = (
     "confidence",
     "options",
     "cache",
+    "batch",
     "dtype",
     "limit",
     "seed",
@@ -112,6 +113,7 @@ def _labels(record: Record, benchmark: str) -> dict[str, str]:
         "confidence": axes.get("confidence"),
         "options": ", ".join(f"{k}={v}" for k, v in axes.items() if k not in known) or None,
         "cache": config["cache"],
+        "batch": config["batch_size"],
         "dtype": record.identity["model"]["dtype"],
         "limit": config["suite"].get("limit"),
         "seed": config["seed"],
@@ -200,6 +202,7 @@ def _shared(lines: Sequence[Line], columns: Sequence[str]) -> list[str]:
     """What all rows have in common, for the title."""
     texts = {
         "model": "{}", "benchmark": "{}", "variant": "variant {}", "confidence": "confidence {}", "cache": "{} cache",
+        "batch": "batch {}",
         "dtype": "{}",
     }  # fmt: skip
     shown = []

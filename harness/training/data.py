@@ -67,6 +67,8 @@ def check_chat(chat: Any) -> str | None:
             return f"message {i} must be an object with a role and a text content"
         if message.get("role") not in ROLES:
             return f"message {i} has the role {message.get('role')!r}, known are {', '.join(ROLES)}"
+    if chat[0]["role"] == "assistant":
+        return "starts with the assistant, so there is no prompt to answer"
     if all(message["role"] != "assistant" for message in chat):
         return "has no assistant message, so nothing to learn"
     return None
@@ -81,7 +83,7 @@ def read_lines(path: str | None, key: str = "data.path") -> Iterator[tuple[str, 
     if path is None:
         raise UserError(key, None, "this source reads a JSONL file", f"{key}=path/to/file.jsonl")
     try:
-        stream = Path(path).expanduser().open(encoding="utf-8")
+        stream = Path(path).expanduser().open("rb")
     except OSError as error:
         raise UserError(key, path, f"cannot be read: {error.strerror}", "give the path of a JSONL file") from None
     with stream:
@@ -89,9 +91,9 @@ def read_lines(path: str | None, key: str = "data.path") -> Iterator[tuple[str, 
             if not line.strip():
                 continue
             try:
-                yield f"{path}:{number}", json.loads(line)
-            except json.JSONDecodeError as error:
-                allowed, fix = f"is not JSON: {error}", "correct or remove this line"
+                yield f"{path}:{number}", json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                allowed, fix = f"is not JSON in UTF-8: {error}", "correct or remove this line"
                 raise UserError(key, f"{path}:{number}", allowed, fix) from None
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,6 +34,7 @@ from harness.models.load import LoadedModel, open_model
 from harness.models.manifest import MANIFEST_NAME, Manifest
 from harness.models.registry import ModelSpec
 from harness.models.weights import quiet
+from harness.results.store import file_lock
 from harness.training import data, loop
 from methods.contract import Method, Objective
 
@@ -94,11 +97,23 @@ def train_checkpoint(cfg: DictConfig, overrides: Sequence[str], *, progress: boo
     """
     validate(cfg)
     spec = registry.spec(cfg.model)
+    root = Path(cfg.checkpoints_dir or default_checkpoints_dir()).expanduser() / "local" / spec.name
+    if int(os.environ.get("RANK", 0)) != 0:  # of several processes of one training, the first holds the lock
+        return _train(cfg, overrides, spec, root, progress)
+    method: type[Method] = get_class(cfg.method["_target_"])
+
+    def told() -> None:
+        print(f"waiting: another process trains {method.name} for {spec.name}", file=sys.stderr, flush=True)
+
+    with file_lock(root / f".{method.name}.lock", on_wait=told):
+        return _train(cfg, overrides, spec, root, progress)
+
+
+def _train(cfg: DictConfig, overrides: Sequence[str], spec: ModelSpec, root: Path, progress: bool) -> Path:
     method: type[Method] = get_class(cfg.method["_target_"])
     objective = build_objective(method, cfg)
     options = objective.options()
     variant = variant_name(cfg, options)
-    root = Path(cfg.checkpoints_dir or default_checkpoints_dir()).expanduser() / "local" / spec.name
     directory = root / checkpoint_name(method.name, options.get("block_size"), variant)
     if (directory / MANIFEST_NAME).is_file() and not cfg.overwrite:
         raise UserError("checkpoint", str(directory), "is there already", "overwrite=true trains it again")
@@ -138,7 +153,7 @@ def train_checkpoint(cfg: DictConfig, overrides: Sequence[str], *, progress: boo
         losses=result.losses,
         adapter=cfg.adapter,
         init_from=origin,
-        command=" ".join(["python -m harness.train", *overrides]),
+        command=f"python -m harness.train {shlex.join(overrides)}",
         seconds=result.seconds,
         versions={name: version for name in PACKAGES if (version := _version(name))},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -285,6 +300,9 @@ def save(
     """Write the checkpoint beside its place and move it there whole; the training log goes with it."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
+    if manifest.adapter == "lora" and manifest.init_from is not None:
+        # An adapter is loaded onto the base; this one was trained on other weights, so they are saved with it.
+        model = model.merge_and_unload()  # type: ignore[operator]
     try:
         with quiet():
             model.to(getattr(torch, dtype)).save_pretrained(temporary)
