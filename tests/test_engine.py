@@ -313,7 +313,8 @@ def test_kept_keys_and_values_equal_a_fresh_forward(target: Target) -> None:
         apply(rows, *args)
         for row in rows:
             with torch.no_grad():
-                fresh = target.model(input_ids=torch.tensor([row.tokens[: row.cached]]), use_cache=True).cache
+                output = target.model(input_ids=torch.tensor([row.tokens[: row.cached]]), use_cache=True)
+            fresh = output.cache if hasattr(output, "cache") else output.past_key_values  # the name moved
             for layer, kept in zip(fresh.layers, engine.cache.layers, strict=True):
                 for name in ("keys", "values"):
                     mine = getattr(kept, name)[row.slot, :, : row.cached]

