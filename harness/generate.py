@@ -8,6 +8,7 @@ Settings are those of ``harness.run`` (method, model, tau, block_size, checkpoin
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from collections import Counter
@@ -120,12 +121,18 @@ def generate(prompt: str, own: dict[str, str], overrides: Sequence[str]) -> Comp
     )
     axes = ", ".join(f"{name}={getattr(method, name)}" for name in method.axes())
     title = f"{method.name} ({axes})" if axes else method.name
-    console = Console(record=bool(own["svg"]), highlight=False)
+    console = Console(highlight=False)
+    heading = f"{title}, {loaded.name}"
     pieces = step_texts(completion, lambda ids: str(loaded.tokenizer.decode(ids, skip_special_tokens=False)))
-    show(console, f"{title}, {loaded.name}", completion, pieces)
+    show(console, heading, completion, pieces)
     if own["svg"]:
+        # Drawn apart, so that a picture is in colour also where the terminal is not.
+        picture = Console(
+            record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor", width=console.width
+        )
+        show(picture, heading, completion, pieces)
         try:
-            Path(own["svg"]).write_text(console.export_svg(title=f"{title}, {loaded.name}"), "utf-8")
+            Path(own["svg"]).write_text(picture.export_svg(title=heading), "utf-8")
         except OSError as error:
             raise UserError("svg", own["svg"], f"a file that can be written ({error.strerror})") from None
     return completion

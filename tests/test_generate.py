@@ -177,7 +177,10 @@ def test_one_generation_end_to_end(model: dict[str, Any], tmp_path: Path, capsys
     printed = capsys.readouterr().out
     assert "mars (tau=0.3, block_size=4, confidence=probability), m" in printed
     assert "12 tokens in" in printed
-    assert (tmp_path / "picture.svg").read_text().startswith("<svg")
+    picture = (tmp_path / "picture.svg").read_text()
+    assert picture.startswith("<svg")
+    shades = {shade for _, _, pair in generate.HUES for shade in pair}
+    assert any(shade in picture for shade in shades), "shaded also when the output is piped"
     assert generate.main(["Hi", "method=ar_sft", *line]) == 0
     assert "1.00 tokens per forward" in capsys.readouterr().out
 
