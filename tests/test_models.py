@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from harness.errors import UserError
 from harness.models import checkpoints, load, registry, weights
 from harness.models.chat import encode_chat, encode_plain, encode_rendered
-from harness.models.checkpoints import MissingCheckpoint, checkpoint_name, full_variant, identity, resolve
+from harness.models.checkpoints import MissingCheckpoint, Resolved, checkpoint_name, full_variant, identity, resolve
 from harness.models.manifest import MANIFEST_NAME, Manifest, weights_hash
 from methods.ar_sft import ArSft
 from methods.mars import Mars
@@ -544,3 +544,18 @@ def test_smollm2_loads_from_its_package_and_again_from_its_copy(
     assert never.min() > 0.9999, "its embedding is that of the other tokens that training never met"
     answer = first.model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0, len(ids) :]  # type: ignore[operator]
     assert "Paris" in first.tokenizer.decode(answer)
+
+
+def test_an_instruct_base_stands_for_ar_sft_until_one_is_trained(tmp_path: Path) -> None:
+    model = registry.spec("smollm2-135m")
+    assert resolve(model, kind="ar_sft", checkpoints_dir=tmp_path) == Resolved()
+    with pytest.raises(UserError, match="no checkpoint ar_sft-mine"):
+        resolve(model, kind="ar_sft", variant="mine", checkpoints_dir=tmp_path)
+    with pytest.raises(UserError, match=r"harness\.train method=mars model=smollm2-135m"):
+        resolve(model, kind="mars", block_size=4, checkpoints_dir=tmp_path)
+    trained = put(tmp_path / "local", kind="ar_sft", model=model.name)
+    assert resolve(model, kind="ar_sft", checkpoints_dir=tmp_path).directory == trained
+    with pytest.raises(UserError, match="no checkpoint ar_sft"):
+        resolve(
+            dataclasses.replace(model, stands_for_ar_sft=False), kind="ar_sft", checkpoints_dir=tmp_path / "elsewhere"
+        )

@@ -10,6 +10,12 @@ import torch
 from harness import problems
 from harness.errors import UserError
 from harness.models import tiny
+from harness.models.checkpoints import checkpoint_name
+from harness.models.manifest import Manifest
+from harness.training import data, loop
+from harness.training.compose import compose
+
+CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +82,41 @@ def test_size_and_seeded_weights(name: str, low: float, high: float) -> None:
 def test_unknown_name() -> None:
     with pytest.raises(UserError, match="model='tiny-2m'.*tiny, tiny-1m"):
         tiny.config("tiny-2m")
+
+
+# ---- the committed checkpoints
+
+SHIPPED = ("tiny/ar_sft", "tiny/mars-b4", "tiny-1m/ar_sft", "tiny-1m/mars-b4")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_checkpoint_is_what_its_recipe_makes(name: str) -> None:
+    manifest = Manifest.read(CHECKPOINTS / name)
+    overrides = manifest.command.removeprefix("python -m harness.train ").split()
+    cfg = compose(overrides)
+    assert name == f"{cfg.model.name}/{checkpoint_name(cfg.method.name, manifest.block_size)}"
+    assert manifest.steps == loop.total_steps(loop.LoopConfig(**cfg.train), cfg.data.limit)
+    assert manifest.data["examples"] == cfg.data.limit
+    assert manifest.init_from == (f"{cfg.model.name}/ar_sft" if manifest.kind == "mars" else None)
+    assert all(cfg[key] == value for key, value in manifest.objective.items())
+    for file in ("tokenizer.json", "chat_template.jinja"):
+        assert (CHECKPOINTS / name / file).read_bytes() == (tiny.TOKENIZER_DIR / file).read_bytes()
+
+
+def test_shipped_checkpoints_are_small_and_quick_to_train() -> None:
+    sizes = [path.stat().st_size for name in SHIPPED for path in (CHECKPOINTS / name).iterdir()]
+    assert sum(sizes) < 40e6
+    for model in ("tiny", "tiny-1m"):
+        seconds = [Manifest.read(CHECKPOINTS / name).seconds for name in SHIPPED if name.startswith(f"{model}/")]
+        assert sum(seconds) < 3600
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_checkpoint_was_trained_on_the_data_of_today(name: str) -> None:
+    manifest = Manifest.read(CHECKPOINTS / name)
+    cfg = compose(manifest.command.removeprefix("python -m harness.train ").split())
+    config = data.DataConfig(**cfg.data)
+    config.held_out = 1
+    prepared = data.prepare(config, tiny.load_tokenizer(), cfg.train.max_sequence_length)
+    assert prepared.record == manifest.data

@@ -140,6 +140,8 @@ def resolve(
                     kind, model.name, entry.block_size, entry.alignment, entry.variant, init_from=entry.id
                 ),
             )
+    if model.stands_for_ar_sft and kind == "ar_sft" and variant is None:
+        return Resolved()
     raise _missing(model, kind, block_size, variant, alignment, root)
 
 

