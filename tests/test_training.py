@@ -411,9 +411,12 @@ def test_command_line_prints_one_message_and_fails(
     assert capsys.readouterr().err == "error: block_sise='4': no such key\n  fix: did you mean block_size=4?\n"
 
 
-def test_large_models_are_refused_with_the_command_that_makes_the_start(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="method=ar_sft model=smollm2-135m.*or init_from=base") as caught:
-        make(["method=mars", "model=smollm2-135m", "init_from=ar_sft", f"checkpoints_dir={tmp_path}"])
+def test_models_that_are_not_small_are_refused_with_the_command_that_makes_the_start(
+    base: Path, chats_file: Path, tmp_path: Path
+) -> None:
+    args = [*overrides(base, chats_file, tmp_path / "out"), "method=mars", "init_from=ar_sft"]
+    with pytest.raises(UserError, match=r"method=ar_sft model=local model.path=.*or init_from=base") as caught:
+        make(args)
     assert caught.value.key == "init_from"
 
 
