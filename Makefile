@@ -39,7 +39,7 @@ demo: env  ## the main command on the embedded default; ends with the table and 
 	@$(RUN) harness.run -m method=mars,ar_sft tau=0.7,0.95 batch_size=1 $(ARGS)
 
 DEMO := results/demo-train
-demo-train: env  ## train tiny-1m from nothing, both stages, and show the same table (about 8 minutes)
+demo-train: env  ## train tiny-1m from nothing, both stages, and show the same table (8 to 12 minutes)
 	@for method in ar_sft mars; do ls -d $(DEMO)/checkpoints/local/tiny-1m/$$method* >/dev/null 2>&1 || \
 		$(RUN) harness.train method=$$method model=tiny-1m checkpoints_dir=$(DEMO)/checkpoints || exit 1; done
 	@$(RUN) harness.run -m method=mars,ar_sft tau=0.7,0.95 model=tiny-1m checkpoints_dir=$(DEMO)/checkpoints \
@@ -52,7 +52,7 @@ test: dev  ## the default tests, under ten minutes
 	@OMP_NUM_THREADS=1 $(RUN) pytest -n $(JOBS) -m "not slow and not gpu" $(ARGS)
 
 test-slow: dev  ## tests on real weights and of real trainings
-	@$(RUN) pytest -m slow --timeout 3600 $(ARGS)
+	@OMP_NUM_THREADS=1 $(RUN) pytest -n $(JOBS) -m slow --timeout 3600 $(ARGS)
 
 test-gpu: dev  ## tests that need a CUDA device
 	@$(RUN) pytest -m gpu --timeout 3600 $(ARGS)

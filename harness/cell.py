@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from harness import grid, tracking
 from harness.engine.loop import Engine
 from harness.evaluation.evaluate import evaluate
 from harness.grid import Cell
-from harness.models import checkpoints
+from harness.models import checkpoints, registry
 from harness.models.load import load
 from harness.results import provenance
 from harness.results.records import Record, now, summarise
 from harness.results.store import DONE, Store, StoredCell, file_lock
+
+TORCH_THREADS = torch.get_num_threads()  # before any cell set them
+SMALL_BATCH = 8
 
 
 def run_cell(cell: Cell) -> None:
@@ -60,11 +63,21 @@ def train_missing(cell: Cell) -> Cell:
     return found
 
 
+def cpu_threads(cfg: DictConfig) -> int:
+    """``threads``, or torch's choice; one for small models in small batches.
+
+    A second core does not make the forward of a few million parameters faster, and waiting for it makes the forward
+    many times slower where another program keeps that core busy.
+    """
+    if cfg.threads is not None:
+        return int(cfg.threads)
+    return 1 if registry.spec(cfg.model).small and cfg.batch_size <= SMALL_BATCH else TORCH_THREADS
+
+
 def measure(cell: Cell, stored: StoredCell) -> Record:
     """Decode and score every document that is not on disk yet, then write the record."""
     cfg, method = cell.cfg, cell.method
-    if cfg.threads is not None:
-        torch.set_num_threads(cfg.threads)
+    torch.set_num_threads(cpu_threads(cfg))
     request = grid.checkpoint_request(cfg, method)
     loaded = load(cfg.model, method=type(method), dtype=cfg.dtype, device=cfg.device, **request)
     if grid.run_key(grid.identify(cfg, method, loaded.identity)) != cell.key:

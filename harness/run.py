@@ -110,7 +110,8 @@ def _report(plan: grid.Plan) -> int:
     left = [cell for cell in plan.cells if cell not in done]
     for cell in left:
         _say(f"{plan.state(cell)}: {cell.label}   ({plan.store.cell(cell.key).path})")
-    print(f"records: {plan.store.root}   ({len(done)} of {len(plan.cells)} cells done; also table.md, table.csv)")
+    also = "; also table.md, table.csv" if done else ""
+    print(f"records: {plan.store.root}   ({len(done)} of {len(plan.cells)} cells done{also})")
     return 1 if left else 0
 
 

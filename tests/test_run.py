@@ -121,13 +121,13 @@ def test_checkpoint_trained_by_another_process_meanwhile_is_used(
 
     def train(overrides: list[str], checkpoints_dir: str) -> None:
         trained.append(list(overrides))
-        run_fakes.write_checkpoint(Path(checkpoints_dir), "mars-b4", block_size=4, alignment="paper", mask_token_id=3)
+        run_fakes.write_checkpoint(Path(checkpoints_dir), "mars-b3", block_size=3, alignment="paper", mask_token_id=3)
 
     monkeypatch.setattr(recipe, "train_on_demand", train)
-    arguments = ["-m", *settings(tmp_path), f"checkpoints_dir={root}", "tau=0.7,0.95"]
+    arguments = ["-m", *settings(tmp_path), f"checkpoints_dir={root}", "tau=0.7,0.95", "block_size=3"]
     assert command(*arguments, "train_on_demand=false") == 2, "refused, with the command"
     assert command(*arguments) == 0
-    assert trained == [["method=mars", "model=tiny-1m", "block_size=4"]]
+    assert trained == [["method=mars", "model=tiny-1m", "block_size=3"]]
     assert len(Store(tmp_path / "results").records()) == 2
 
 

@@ -112,7 +112,7 @@ class Engine:
                 "prompt",
                 request.key,
                 f"{length} tokens do not fit the model's context of {context} with room for an answer",
-                "shorten the prompt, lower num_fewshot, or use a model with a longer context",
+                "shorten the prompt, or use a model with a longer context",
             )
         if request.max_new_tokens < 1:
             raise UserError("max_new_tokens", request.max_new_tokens, "a whole number of tokens, at least 1")

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from harness.engine.rows import Completion, Request
 from harness.errors import UserError
+from harness.models.chat import encode_rendered
 
 DEFAULT_MAX_GEN_TOKS = 256
 Row = dict[str, Any]
@@ -144,7 +145,7 @@ class EngineLM(LM):
         stop = [until] if isinstance(until, str) else until
         # The chat template has written the special tokens already; adding them again would double the first one.
         return Request(
-            prompt_ids=self._loaded.tokenizer.encode(prompt, add_special_tokens=False),
+            prompt_ids=encode_rendered(self._loaded.tokenizer, prompt),
             max_new_tokens=int(options.get("max_gen_toks", DEFAULT_MAX_GEN_TOKS)),
             stop=tuple(dict.fromkeys(text for text in stop if text)),
             key=key,
@@ -163,7 +164,7 @@ class EngineLM(LM):
             task,
             f"the prompt of document {doc_id} has {len(worst.prompt_ids)} tokens and {self._loaded.name} reads "
             f"{limit} with room for an answer ({len(long)} of {len(requests)} prompts are too long)",
-            f"choose a model with a longer context, fewer shots (suite.protocol.{task}.num_fewshot) or another suite",
+            "choose a model with a longer context, another suite, or a protocol with fewer worked examples",
         )
 
     def _generate(self, fresh: Sequence[Request], instances: Mapping[DocKey, Instance]) -> None:
@@ -185,7 +186,10 @@ class _Meter:
     """The cell's progress bar, with running tokens per forward (a ratio of sums) and accuracy."""
 
     def __init__(self, total: int, label: str, shown: bool) -> None:
-        self.bar = tqdm(total=total, desc=label, unit="doc", disable=not shown, dynamic_ncols=True, smoothing=0.1)
+        self.bar = tqdm(
+            total=total, desc=label, disable=not shown, dynamic_ncols=True, smoothing=0.1,
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
+        )  # fmt: skip
         self._tokens = self._forwards = 0
         self._scores: list[float] = []
 

@@ -25,18 +25,22 @@ def quiet() -> Iterator[None]:
     import lm_eval.api.task
 
     loggers = [logging.getLogger(name) for name in ("lm_eval", "lm_eval.api.task", "lm_eval.evaluator")]
+    hub = logging.getLogger("huggingface_hub")  # it tells each of its retries; what fails in the end is told once
+    hub_level = hub.level
     levels = [logger.level for logger in loggers]
     harmless = _Harmless()
     bars_were_on = not datasets.are_progress_bars_disabled()
     for logger in loggers:
         logger.setLevel(logging.WARNING)
         logger.addFilter(harmless)
+    hub.setLevel(logging.ERROR)
     datasets.disable_progress_bars()
     try:
         silent = partial(lm_eval.api.task.tqdm, disable=True)
         with mock.patch.object(lm_eval.api.task, "tqdm", silent):
             yield
     finally:
+        hub.setLevel(hub_level)
         for logger, level in zip(loggers, levels, strict=True):
             logger.removeFilter(harmless)
             logger.setLevel(level)

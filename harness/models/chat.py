@@ -45,12 +45,12 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[s
 
 def encode_rendered(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Ids of a text that a chat template has already rendered."""
-    return list(tokenizer(_text(text), add_special_tokens=False)["input_ids"])
+    return list(tokenizer(_text(text), add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Ids of a text that no template has touched, with the special tokens that the tokenizer adds by itself."""
-    return list(tokenizer(_text(text))["input_ids"])
+    return list(tokenizer(_text(text), verbose=False)["input_ids"])
 
 
 def _text(text: str) -> str:

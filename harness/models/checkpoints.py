@@ -222,6 +222,8 @@ def _matches(entry: Released, variant: str | None, alignment: str | None) -> boo
 def _missing(
     model: ModelSpec, kind: str, block_size: int | None, variant: str | None, alignment: str | None, root: Path
 ) -> UserError:
+    if model.source == "local":
+        local_path(model)  # a base that is not there is the first thing to say
     name = checkpoint_name(kind, block_size, variant)
     overrides = [f"method={kind}", *_model_overrides(model)]
     if block_size is not None:

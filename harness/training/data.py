@@ -93,7 +93,7 @@ def read_lines(path: str | None, key: str = "data.path") -> Iterator[tuple[str, 
             try:
                 yield f"{path}:{number}", json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
             except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                allowed, fix = f"is not JSON in UTF-8: {error}", "correct or remove this line"
+                allowed, fix = f"is not JSON in UTF-8: {getattr(error, 'msg', error)}", "correct or remove this line"
                 raise UserError(key, f"{path}:{number}", allowed, fix) from None
 
 
