@@ -200,6 +200,9 @@ def test_missing_checkpoint_of_a_large_model_is_refused_with_the_command(tmp_pat
     with pytest.raises(UserError, match="MARS-Qwen2.5-7B-blk8") as error:
         resolve(registry.spec("qwen2.5-7b"), kind="mars", block_size=2)
     own = registry.spec({"name": "local", "source": "local", "path": str(tmp_path)})
+    with pytest.raises(UserError, match=r"model\.path=.*a directory with config\.json"):
+        resolve(own, kind="mars", block_size=4)
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=f"model=local model.path={tmp_path} block_size=4"):
         resolve(own, kind="mars", block_size=4)
     with pytest.raises(UserError, match="variant=low_rate") as error:
