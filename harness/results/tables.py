@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -169,19 +170,19 @@ def _measures(line: Line) -> dict[str, str]:
     return measures
 
 
-def to_rich(lines: Sequence[Line]) -> Table:
-    """The terminal's table; narrow enough for 80 columns when rows differ in method, tau and B only."""
+CAPTION = (
+    "±: wider half of the score's 95 % interval. Δ: points on the same documents, paired, with its 95 % interval; "
+    "one that holds 0 decides nothing."
+)
+
+
+def to_rich(lines: Sequence[Line]) -> Group:
+    """The terminal's table; narrow enough for 80 columns when rows differ in method, tau and B only.
+
+    Title and caption stand outside the table: rich would wrap them to its width.
+    """
     columns = _varying(lines)
-    title = " · ".join(_shared(lines, columns)) + "\n"
-    caption = (
-        "\n±: wider half of the score's 95 % interval. Δ: points on the same documents,\n"
-        "paired, with its 95 % interval; one that holds 0 decides nothing."
-    )
-    table = Table(
-        title=title, title_justify="left", title_style="bold",
-        caption=caption, caption_justify="left", caption_style="dim",
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
-    )  # fmt: skip
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     measured = [_measures(line) for line in lines]
     names = list(measured[0])
     if all(len(line.benchmark.tasks) == 1 for line in lines):
@@ -195,7 +196,8 @@ def to_rich(lines: Sequence[Line]) -> Table:
     for line, measures in zip(lines, measured, strict=True):
         cells = [Text(line.labels[c]) for c in columns] + [Text(measures[n]) for n in names]
         table.add_row(*cells)
-    return table
+    title = " · ".join(_shared(lines, columns))
+    return Group(Text(title, "bold"), Text(), table, Text(), Text(CAPTION, "dim"))
 
 
 def _shared(lines: Sequence[Line], columns: Sequence[str]) -> list[str]:
