@@ -39,7 +39,7 @@ demo: env  ## the main command on the embedded default; ends with the table and 
 	@$(RUN) harness.run -m method=mars,ar_sft tau=0.7,0.95 batch_size=1 $(ARGS)
 
 DEMO := results/demo-train
-demo-train: env  ## train tiny-1m from nothing, both stages, and show the same table (8 to 12 minutes)
+demo-train: env  ## train tiny-1m from nothing, both stages, and show the same table (10 minutes measured)
 	@for method in ar_sft mars; do ls -d $(DEMO)/checkpoints/local/tiny-1m/$$method* >/dev/null 2>&1 || \
 		$(RUN) harness.train method=$$method model=tiny-1m checkpoints_dir=$(DEMO)/checkpoints || exit 1; done
 	@$(RUN) harness.run -m method=mars,ar_sft tau=0.7,0.95 model=tiny-1m checkpoints_dir=$(DEMO)/checkpoints \
