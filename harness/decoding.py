@@ -7,13 +7,13 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import get_class
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from harness.config import CONF, suggest
 from harness.engine.loop import Engine
 from harness.engine.rows import Completion, Request
 from harness.errors import UserError
+from harness.grid import make_method
 from harness.models.chat import encode_chat, encode_plain
 from harness.models.load import LoadedModel, load
 from methods.contract import Method
@@ -110,10 +110,9 @@ def pick_method(method: str | Method, options: Mapping[str, Any]) -> Method:
     names = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
     if method not in names:
         raise UserError("method", method, f"one of {', '.join(names)}", suggest("method", method, names))
-    settings: Any = OmegaConf.to_container(OmegaConf.load(CONF / "method" / f"{method}.yaml"), resolve=True)
-    own = {key: value for key, value in settings.items() if key not in ("_target_", "name")}
-    cls: type[Method] = get_class(settings["_target_"])
-    return cls.from_settings({}, own | dict(options))
+    node = OmegaConf.load(CONF / "method" / f"{method}.yaml")
+    assert isinstance(node, DictConfig)
+    return make_method(node, {}, options)
 
 
 def encode_prompt(loaded: LoadedModel, prompt: Prompt, chat: bool = True) -> list[int]:

@@ -1,6 +1,6 @@
 """What a sweep would run: its cells, each with its identity and run key, before any of them is run.
 
-A run key is the hash of everything that can change the cell's output and of nothing else (DESIGN §7), so two cells
+A run key is the hash of everything that can change the cell's output and of nothing else, so two cells
 with one key are one cell, and a cell whose record exists is done. Planning reads configurations and hashes files; it
 loads no model and imports neither transformers nor lm-eval.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,10 +128,19 @@ def build_method(cfg: DictConfig) -> Method:
         UserError: an option that it does not have, or a value out of range.
     """
     check_tau(cfg.tau, cfg.confidence)
-    cls: type[Method] = get_class(cfg.method["_target_"])
-    options: Any = OmegaConf.to_container(cfg.method, resolve=True)
-    own = {key: value for key, value in options.items() if key not in NAMING}
-    return cls.from_settings({name: cfg[name] for name in SHARED_AXES}, own)
+    return make_method(cfg.method, {name: cfg[name] for name in SHARED_AXES})
+
+
+def make_method(node: DictConfig, shared: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> Method:
+    """The method that a ``conf/method`` node describes, with shared settings, and options over the node's own.
+
+    Raises:
+        UserError: as ``Method.from_settings``.
+    """
+    settings: Any = OmegaConf.to_container(node, resolve=True)
+    cls: type[Method] = get_class(settings["_target_"])
+    own = {key: value for key, value in settings.items() if key not in NAMING}
+    return cls.from_settings(shared, own | dict(options or {}))
 
 
 def checkpoint_request(cfg: DictConfig, method: Method) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from harness.results.provenance import machine
 from harness.results.records import Record
 from harness.results.store import DONE
 
-# A forward's time where nothing was measured yet: a fixed part, and reading the weights from memory (DESIGN §9).
+# A forward's time where nothing was measured yet: a fixed part, and reading the weights from memory.
 SECONDS_PER_FORWARD, BYTES_PER_SECOND = 3e-3, 6e9
 BYTES_PER_PARAMETER = 2
 ROUGH_ANSWER = 0.5  # of the longest answer allowed

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Method:
-    """Base of all decoding methods (DESIGN §4): say what to feed, then say what to keep.
+    """Base of all decoding methods (docs/decisions/0005, 0006): say what to feed, then say what to keep.
 
     Subclasses are dataclasses; a field is an axis of the run's identity. ``validate`` in ``__post_init__``.
     """

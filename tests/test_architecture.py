@@ -1,4 +1,4 @@
-"""Imports point one way, and each library is known to one place (DESIGN §3)."""
+"""Imports point one way, and each library is known to one place (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one decode loop: batching, cache, positions, stopping and accounting for every method (DESIGN §4).
+"""The one decode loop: batching, cache, positions, stopping and accounting for every method.
 
 while rows are left:
     fill free slots                     (admit)

@@ -29,7 +29,7 @@ class Manifest:
         kind: name of the method whose training made it ("ar_sft", "mars", …).
         model: registry name of the base.
         block_size: B of the training, None for methods without blocks.
-        alignment: "paper" or "released" where the method knows the difference (DESIGN §5).
+        alignment: "paper" or "released" where the method knows the difference (docs/decisions/0002).
         variant: name that tells it from the default checkpoint of its kind and block size.
         mask_token_id: id that stood for a masked token, None where none did.
         objective: every option of the training objective.

@@ -1,4 +1,4 @@
-"""Intervals for scores and for paired differences, so that no table prints a bare number (DESIGN §7).
+"""Intervals for scores and for paired differences, so that no table prints a bare number.
 
 Everything is seeded and needs numpy only. Scores are fractions in [0, 1].
 """
