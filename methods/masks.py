@@ -99,3 +99,23 @@ def two_stream_mask(kind: Tensor, position: Tensor, block_start: Tensor) -> Tens
     own_block = (q_kind == MASK) & (k_kind == MASK) & (k_start == q_start) & causal
     itself = torch.eye(kind.shape[1], dtype=torch.bool, device=kind.device)
     return (clean | earlier | own_block | itself)[:, None]
+
+
+def block_diffusion_mask(kind: Tensor, block: Tensor) -> Tensor:
+    """Attention of the clean and noisy streams of block diffusion (BD3-LM §3.2 and its Figure of the training mask).
+
+    Args:
+        kind: int64 [batch, length], CLEAN, MASK (noisy) or PAD.
+        block: int64 [batch, length], number of the block that a position belongs to; earlier text has lower ones.
+
+    Returns:
+        bool [batch, 1, length, length] (query, key), True = visible. Clean tokens see their own block whole and clean
+        blocks before it; noisy ones see their own noisy block whole and clean blocks before it; padding sees itself.
+    """
+    q_kind, k_kind = kind[:, :, None], kind[:, None, :]
+    q_block, k_block = block[:, :, None], block[:, None, :]
+    clean = (q_kind == CLEAN) & (k_kind == CLEAN) & (k_block <= q_block)
+    earlier = (q_kind == MASK) & (k_kind == CLEAN) & (k_block < q_block)
+    own_block = (q_kind == MASK) & (k_kind == MASK) & (k_block == q_block)
+    itself = torch.eye(kind.shape[1], dtype=torch.bool, device=kind.device)
+    return (clean | earlier | own_block | itself)[:, None]
