@@ -53,7 +53,7 @@ def train_missing(cell: Cell) -> Cell:
     root = Path(cell.cfg.checkpoints_dir or checkpoints.default_checkpoints_dir())
     with file_lock(root / "local" / ".lock", on_wait=lambda: _say("waiting: another process is training")):
         found = grid.make_cell(cell.cfg, cell.overrides)
-        if found.missing is not None:
+        while found.missing is not None:  # a draft model may lack its checkpoint too
             from harness.training.recipe import train_on_demand
 
             _say(f"no checkpoint {found.missing.value} yet, training it: {found.missing.request.command}")
@@ -79,7 +79,7 @@ def measure(cell: Cell, stored: StoredCell) -> Record:
     cfg, method = cell.cfg, cell.method
     torch.set_num_threads(cpu_threads(cfg))
     request = grid.checkpoint_request(cfg, method)
-    loaded = load(cfg.model, method=type(method), dtype=cfg.dtype, device=cfg.device, **request)
+    loaded = load(cfg.model, method=method, dtype=cfg.dtype, device=cfg.device, **request)
     if grid.run_key(grid.identify(cfg, method, loaded.identity)) != cell.key:
         raise RuntimeError(f"the weights of {loaded.name} changed while the cell was waiting; run it again")
     engine = Engine(

@@ -47,6 +47,8 @@ class RunConfig:
     tau: float = MISSING
     block_size: int = MISSING
     confidence: str = MISSING
+    verify: bool = MISSING
+    temperature: float = MISSING
     alignment: str | None = MISSING
     variant: str | None = MISSING
     checkpoint: str | None = MISSING

@@ -77,7 +77,7 @@ def decode(
     else:
         loaded = load(
             model,
-            method=type(chosen),
+            method=chosen,
             block_size=chosen.trained_block_size,
             variant=variant,
             alignment=alignment,

@@ -106,7 +106,7 @@ def generate(prompt: str, own: dict[str, str], overrides: Sequence[str]) -> Comp
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
     request = grid.checkpoint_request(cfg, method)
-    loaded = load(cfg.model, method=type(method), dtype=cfg.dtype, device=cfg.device, **request)
+    loaded = load(cfg.model, method=method, dtype=cfg.dtype, device=cfg.device, **request)
     [completion] = decode(
         loaded,
         method,

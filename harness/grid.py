@@ -22,10 +22,11 @@ from harness.engine import ENGINE_VERSION
 from harness.evaluation import suites
 from harness.models import checkpoints, registry
 from harness.results.store import Store
-from methods.accept import check_tau
+from methods.accept import check_tau, check_temperature
 from methods.contract import Method
 
-SHARED_AXES = ("tau", "block_size", "confidence")  # offered to every method; it takes those that it declares
+# Offered to every method; it takes those that it declares.
+SHARED_AXES = ("tau", "block_size", "confidence", "verify", "temperature")
 NAMING = ("_target_", "name")  # of a method's YAML; the other keys are the method's own options
 
 
@@ -128,6 +129,7 @@ def build_method(cfg: DictConfig) -> Method:
         UserError: an option that it does not have, or a value out of range.
     """
     check_tau(cfg.tau, cfg.confidence)
+    check_temperature(cfg.temperature)
     return make_method(cfg.method, {name: cfg[name] for name in SHARED_AXES})
 
 
@@ -211,8 +213,7 @@ def make_cell(cfg: DictConfig, overrides: Sequence[str] = ()) -> Cell:
     missing = None
     try:
         request = checkpoint_request(cfg, method)
-        resolved = checkpoints.resolve(model, kind=method.checkpoint_kind, **request)
-        weights = checkpoints.identity(model, resolved, cfg.dtype)
+        weights = checkpoints.weights_identity(model, method, request, cfg.dtype)
     except checkpoints.MissingCheckpoint as error:
         if not cfg.train_on_demand:
             raise

@@ -112,6 +112,7 @@ def count_parameters(cell: Cell) -> float | None:
         )
     except UserError:
         found = checkpoints.Resolved()
+    found = found.under or found
     if found.directory and not found.is_adapter:
         return sum(p.stat().st_size for p in found.directory.glob("*.safetensors")) / BYTES_PER_PARAMETER
     size = re.search(r"(\d+(?:\.\d+)?)([mb])\b", model.name.lower())

@@ -1,4 +1,4 @@
-"""AR SFT: greedy next-token decoding and cross-entropy on the response; what every number is compared with."""
+"""AR SFT: next-token decoding and cross-entropy on the response; what every number is compared with."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from harness.engine.commit import Commit
 from harness.engine.forward import backbone, lm_head
 from harness.engine.rows import Row
 from harness.engine.window import Output, Window
+from methods.accept import check_temperature, choose
 from methods.contract import Example, Method, Objective
 
 
@@ -44,15 +45,20 @@ class ArSftObjective(Objective):
 
 @dataclass
 class ArSft(Method):
-    """Window = the last committed token; T tokens cost T forwards."""
+    """Window = the last committed token; T tokens cost T forwards. Greedy, or sampled at ``temperature`` above 0."""
 
     name: ClassVar[str] = "ar_sft"
     checkpoint_kind: ClassVar[str] = "ar_sft"
     lossless: ClassVar[bool] = True
     objective: ClassVar[type[Objective] | None] = ArSftObjective
 
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+
     def propose(self, rows: list[Row]) -> Window:
         return Window.build(rows)
 
     def accept(self, rows: list[Row], output: Output) -> Commit:
-        return Commit.one(output.logits.argmax(-1))
+        return Commit.one(choose(output.logits, rows, self.temperature, 1))

@@ -10,18 +10,37 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from harness.engine.commit import Commit
-from harness.engine.contract import Context
+from harness.engine.contract import Context, Target
 from harness.engine.rows import Row
 from harness.engine.window import Output, Window
 from harness.errors import UserError
 
 if TYPE_CHECKING:
     from harness.engine.cache import CursorCache
+
+
+OWN_WEIGHTS = "own.safetensors"  # of a checkpoint that adds to a model: heads, a drafter
+
+
+@dataclass(frozen=True)
+class Companion:
+    """A further model that a method decodes with; it comes loaded as ``Context.target.companions[name]``.
+
+    Attributes:
+        method: says which checkpoint of the model is needed, as for the target.
+        model: registry name; None is the one that the target's entry names as its ``draft_model``.
+        checkpoint: explicit directory.
+    """
+
+    method: Method
+    model: str | None = None
+    checkpoint: str | None = None
 
 
 @dataclass
@@ -41,6 +60,8 @@ class Method:
     text_block: ClassVar[int | None] = None
     text_block_start: ClassVar[str] = "prompt"
     needs_mask_token: ClassVar[bool] = False
+    # Why temperature above 0 is refused; a method that samples has a field ``temperature`` instead.
+    greedy_only: ClassVar[str] = "it has no field temperature"
 
     @classmethod
     def axes(cls) -> tuple[str, ...]:
@@ -52,9 +73,11 @@ class Method:
         """Build from a run's shared settings (tau, block_size, …: those among its fields) and its own options.
 
         Raises:
-            UserError: an own option that the method does not have.
+            UserError: an own option that the method does not have, or a temperature above 0 where it cannot sample.
         """
         known = cls.axes()
+        if shared.get("temperature") and "temperature" not in known:
+            raise refuse_sampling(cls.name, shared["temperature"], cls.greedy_only)
         for key in own:
             if key not in known:
                 raise UserError(f"method.{key}", own[key], f"{cls.name} has the options {', '.join(known) or 'none'}")
@@ -69,6 +92,11 @@ class Method:
     def trained_block_size(self) -> int | None:
         """Block size that the checkpoint must have been trained for, or None where it has no block size."""
         return None
+
+    @property
+    def companions(self) -> Mapping[str, Companion]:
+        """Further models that the method decodes with, by a name of its own."""
+        return {}
 
     def start(self, context: Context) -> None:
         """Prepare for a stream of rows; further models and caches of the method's own are made here."""
@@ -97,6 +125,30 @@ class Method:
         raise NotImplementedError
 
 
+def refuse_sampling(name: str, temperature: object, reason: str) -> UserError:
+    """The error of a method that cannot sample."""
+    return UserError("temperature", temperature, f"{name} decodes greedily: {reason}", "temperature=0")
+
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def load_own_weights(module: Module, target: Target) -> Module:
+    """Fill ``module`` from the checkpoint's ``OWN_WEIGHTS``, on the target's device and in its dtype, for inference.
+
+    Raises:
+        UserError: no such file, or weights of another shape.
+    """
+    path = None if target.checkpoint_dir is None else target.checkpoint_dir / OWN_WEIGHTS
+    if path is None or not path.is_file():
+        raise UserError("checkpoint", str(target.checkpoint_dir), f"a directory with {OWN_WEIGHTS}")
+    try:
+        module.load_state_dict(load_file(path))
+    except RuntimeError as error:
+        raise UserError("checkpoint", str(path), f"does not fit: {str(error).splitlines()[-1].strip()}") from None
+    return module.to(device=target.model.device, dtype=target.model.dtype).eval().requires_grad_(False)
+
+
 @dataclass(frozen=True)
 class Example:
     """One training sequence: token ids, and which of them are targets (a response with its end of turn)."""
@@ -114,6 +166,8 @@ class Objective:
 
     mask_token_id: int | None = field(default=None, init=False, repr=False)
     pad_token_id: int = field(default=0, init=False, repr=False)
+    # Parameters of the objective's own (``attach``), which ``loss`` may use.
+    own: nn.Module | None = field(default=None, init=False, repr=False, compare=False)
 
     def bind(self, mask_token_id: int | None, pad_token_id: int) -> None:
         """Learn the ids that the layout writes. Padding is told by masks, never by comparing ids."""
@@ -127,6 +181,15 @@ class Objective:
     def options(self) -> dict[str, Any]:
         """Options with their values, for the manifest."""
         return {name: getattr(self, name) for name in self.option_names()}
+
+    def attach(self, model: nn.Module) -> nn.Module | None:
+        """Make what is trained beside the model (heads, a drafter), while the model itself stays frozen.
+
+        Returns:
+            Its module, in float32 on the model's device, without any of the model's own parameters; None trains the
+            model.
+        """
+        return None
 
     def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
         """Lay a batch out as padded tensors; everything ``loss`` needs is in the dict."""

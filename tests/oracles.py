@@ -58,6 +58,8 @@ class Target:
     eos_token_ids: tuple[int, ...] = (EOS,)
     context_length: int = 256
     checkpoint_dir: Path | None = None
+    manifest: Any = None
+    companions: dict[str, Any] = field(default_factory=dict)
 
 
 def logits_of(model: Any, ids: list[int]) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +22,8 @@ class Target(Protocol):
     eos_token_ids: tuple[int, ...]
     context_length: int
     checkpoint_dir: Path | None  # where a method finds weights of its own (heads, a drafter)
+    manifest: Any  # how the checkpoint was trained, None where nobody knows
+    companions: Mapping[str, Any]  # further models that the method asked for
 
 
 @dataclass

@@ -42,7 +42,9 @@ def attention_mask(window: Window, cached: Tensor, extent: int) -> Tensor:
 
 
 @torch.no_grad()
-def run_window(model: Any, cache: CursorCache, window: Window, slots: Sequence[int], cached: Sequence[int]) -> Output:
+def run_window(
+    model: Any, cache: CursorCache, window: Window, slots: Sequence[int], cached: Sequence[int], **inputs: Tensor
+) -> Output:
     """Feed a window: keys and values land in the cache, logits come back for the wanted positions only.
 
     Args:
@@ -51,6 +53,7 @@ def run_window(model: Any, cache: CursorCache, window: Window, slots: Sequence[i
         window: what to feed; moved to the model's device.
         slots: cache slot of each window row.
         cached: valid cache positions of each row.
+        inputs: what a drafter reads beside ids, [rows, width, …] (the target's hidden states, say).
 
     Raises:
         ValueError: the model runs another attention implementation.
@@ -69,6 +72,7 @@ def run_window(model: Any, cache: CursorCache, window: Window, slots: Sequence[i
         use_cache=True,
         output_hidden_states=bool(window.hidden_layers),
         **{cache_argument(stack): cache},
+        **inputs,
     )
     hidden = result.last_hidden_state
     at = window.logits_at[:, :, None].expand(-1, -1, hidden.shape[-1])

@@ -146,16 +146,29 @@ class Engine:
             last.slot = row.slot
             rows.sort(key=lambda r: r.slot)
 
+    @torch.no_grad()
     def _decode(self, rows: list[Row]) -> None:
         """One forward that asks the method; long prompts are first read in pieces."""
         while long := [row for row in rows if row.new_tokens == 0 and len(row.pending) > self._chunk(row)]:
             self._store(long, [self._chunk(row) for row in long], counts=False)
-        started = time.perf_counter()
+        started = self._now()
         for row in rows:
             row.room = self.mode.room(row)
         window = self.method.propose(rows)
+        proposed = self._now()
         output = self._forward(rows, window)
+        answered = self._now()
+        for row in rows:
+            if row.stats.target_forwards:
+                row.stats.draft_seconds += (proposed - started) / len(rows)
+                row.stats.target_seconds += (answered - proposed) / len(rows)
         self._apply(rows, window, self.method.accept(rows, output), started)
+
+    def _now(self) -> float:
+        """Seconds on the clock once all that was asked of the device is done."""
+        if self.loaded.model.device.type == "cuda":
+            torch.cuda.synchronize(self.loaded.model.device)
+        return time.perf_counter()
 
     def _chunk(self, row: Row) -> int:
         """Most prompt tokens to read at once; a piece ends where a block of block-causal text ends."""
@@ -170,7 +183,7 @@ class Engine:
 
     def _store(self, rows: list[Row], pending: Sequence[int], counts: bool = True) -> None:
         """A forward that only stores tokens: a piece of a prompt (not counted by itself), or a finished block."""
-        started = time.perf_counter()
+        started = self._now()
         method = self.method
         window = Window.build(
             rows, pending=pending, text_block=method.text_block, text_block_start=method.text_block_start,
@@ -217,7 +230,7 @@ class Engine:
                 stats.finish_reason = "length" if row.token_limit == row.request.max_new_tokens else "context"
             row.cached = self.mode.stored(row, pending, min(kept, len(fresh)))
             row.tokens += fresh
-            row.trace.append(Step(fresh, confidences[i][: len(fresh)]))
+            row.trace.append(Step(fresh, confidences[i][: len(fresh)], draft_forwards))
             stats.target_forwards += 1
             stats.positions += count + (1 if reading else pending)
             stats.acceptance_lengths.append(len(fresh))

@@ -31,7 +31,8 @@ class Step:
     """Tokens committed by one target forward, with the confidence the method saw for each (empty if it saw none)."""
 
     token_ids: list[int]
-    confidences: list[float]
+    confidences: list[float] = field(default_factory=list)
+    draft_forwards: int = 0
 
 
 @dataclass

@@ -26,6 +26,9 @@ class SequenceStats:
     prefill_seconds: float = 0.0  # whole time of the forwards that the row took part in: how long it waited
     decode_seconds: float = 0.0
     share_seconds: float = 0.0  # each forward's time divided among its rows: adds up over rows to the run's time
+    # Shares as well, of the forwards after the prompt's: in the target model, and in what a method runs to draft.
+    target_seconds: float = 0.0
+    draft_seconds: float = 0.0
     finish_reason: str = ""  # eos | stop | length | context
 
     @property

@@ -7,16 +7,22 @@ command that makes it.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import UserError
 from harness.models.manifest import MANIFEST_NAME, Manifest, file_hash, settings_hash, weights_hash
-from harness.models.registry import REPOSITORY, ModelSpec, Released, gguf_path, local_path, names
+from harness.models.registry import REPOSITORY, ModelSpec, Released, gguf_path, local_path, names, spec
+
+if TYPE_CHECKING:
+    from methods.contract import Companion, Method
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +58,15 @@ class MissingCheckpoint(UserError):
 
 @dataclass(frozen=True)
 class Resolved:
-    """Where the weights of a request lie: a directory, a hub entry, or neither (the base itself)."""
+    """Where the weights of a request lie: a directory, a hub entry, or neither (the base itself).
+
+    ``under`` is the checkpoint that heads or a drafter were trained on, and are decoded with.
+    """
 
     directory: Path | None = None
     released: Released | None = None
     manifest: Manifest | None = None
+    under: Resolved | None = None
 
     @property
     def is_adapter(self) -> bool:
@@ -123,7 +133,11 @@ def resolve(
             return Resolved(directory)
         manifest = Manifest.read(directory)
         _check_fits(manifest, str(checkpoint), model, kind, block_size, variant, alignment)
-        return Resolved(directory, manifest=manifest)
+        under = _under(manifest, model, checkpoints_dir)
+        if under is not None and fingerprint(model, under) != manifest.base:
+            allowed = f"was trained on other weights than those of {manifest.init_from or model.name} now"
+            raise UserError("checkpoint", str(checkpoint), allowed, f"train it again: {manifest.command}")
+        return Resolved(directory, manifest=manifest, under=under)
     root = Path(checkpoints_dir or default_checkpoints_dir()).expanduser()
     name = checkpoint_name(kind, block_size, variant)
     for place in (root / "local", root, REPOSITORY / "checkpoints"):
@@ -131,7 +145,10 @@ def resolve(
         if (directory / MANIFEST_NAME).is_file():
             manifest = Manifest.read(directory)
             _check_fits(manifest, str(directory), model, kind, block_size, variant, alignment)
-            return Resolved(directory, manifest=manifest)
+            under = _under(manifest, model, checkpoints_dir)
+            if under is None or fingerprint(model, under) == manifest.base:
+                return Resolved(directory, manifest=manifest, under=under)
+            _warn(f"{directory} is passed over: it was trained on other weights than {manifest.init_from} has now")
     for entry in model.checkpoints:
         if (entry.kind, entry.block_size) == (kind, block_size) and _matches(entry, variant, alignment):
             return Resolved(
@@ -145,6 +162,66 @@ def resolve(
     raise _missing(model, kind, block_size, variant, alignment, root)
 
 
+def _under(manifest: Manifest, model: ModelSpec, checkpoints_dir: str | Path | None) -> Resolved | None:
+    """The weights that heads or a drafter add to; None for a checkpoint that stands alone."""
+    if manifest.adapter != "own":
+        return None
+    origin = manifest.init_from
+    if origin is None:
+        return Resolved()
+    if origin == f"{model.name}/ar_sft" or any(entry.id == origin for entry in model.checkpoints):
+        return resolve(model, kind="ar_sft", checkpoints_dir=checkpoints_dir)
+    directory = Path(origin).expanduser()
+    kind = Manifest.read(directory).kind
+    return resolve(model, kind=kind, checkpoint=directory, checkpoints_dir=checkpoints_dir)
+
+
+def fingerprint(model: ModelSpec, resolved: Resolved) -> str:
+    """16 hex digits that stand for a model's weights, by which heads and drafters know what they were trained on."""
+    found = identity(model, resolved)
+    text = json.dumps({key: found[key] for key in ("model", "base", "checkpoint")}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def companions(model: ModelSpec, method: Method) -> dict[str, tuple[ModelSpec, Companion]]:
+    """The further models of a method, each with its registry entry.
+
+    Raises:
+        UserError: the method leaves the choice to the target's entry, which names none.
+    """
+    found = {}
+    for name, companion in method.companions.items():
+        chosen = companion.model or model.draft_model
+        if chosen is None:
+            key = f"method.{name}_model"
+            allowed = f"a model with the tokenizer of {model.name}, for which no {name} model is registered"
+            raise UserError(key, None, allowed, f"{key}={model.name} drafts with the model itself")
+        found[name] = spec(chosen), companion
+    return found
+
+
+def weights_identity(
+    model: ModelSpec, method: Method, request: Mapping[str, Any], dtype: str | None = None
+) -> dict[str, Any]:
+    """``identity`` of what a method's request resolves to, with that of each companion.
+
+    Raises:
+        MissingCheckpoint, UserError: as ``resolve``.
+    """
+    found = identity(model, resolve(model, kind=method.checkpoint_kind, **request), dtype)
+    others = {}
+    for name, (other, companion) in companions(model, method).items():
+        resolved = resolve(
+            other,
+            kind=companion.method.checkpoint_kind,
+            block_size=companion.method.trained_block_size,
+            checkpoint=companion.checkpoint,
+            checkpoints_dir=request.get("checkpoints_dir"),
+        )
+        others[name] = identity(other, resolved, dtype)
+    return found | ({"companions": others} if others else {})
+
+
 def identity(model: ModelSpec, resolved: Resolved, dtype: str | None = None) -> dict[str, Any]:
     """What of the weights can change an output, for a run's key: revisions or content hashes, and the dtype.
 
@@ -152,7 +229,9 @@ def identity(model: ModelSpec, resolved: Resolved, dtype: str | None = None) -> 
     out where a full checkpoint replaces it.
     """
     base: dict[str, Any] | None = None
-    if resolved == Resolved() or resolved.is_adapter:
+    if resolved.under is not None:
+        base = identity(model, resolved.under, dtype)
+    elif resolved == Resolved() or resolved.is_adapter:
         base = {"source": model.source, "mask_token": model.mask_token}
         if model.source == "hub":
             base |= {"id": model.id, "revision": model.revision}

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harness.errors import UserError
 from harness.models import registry
-from harness.models.checkpoints import Resolved, identity, resolve
+from harness.models.checkpoints import Resolved, companions, identity, resolve
 from harness.models.manifest import Manifest
 from harness.models.registry import ModelSpec
 from harness.models.weights import ATTENTION, hub_snapshot, open_base, open_directory, open_tokenizer, quiet
@@ -43,6 +43,7 @@ class LoadedModel:
         identity: what of the weights can change an output (part of a run's key).
         manifest: of the checkpoint; None for untuned weights or a checkpoint without one.
         checkpoint_dir: directory the checkpoint was read from.
+        companions: further models that the method asked for, by its names for them.
     """
 
     name: str
@@ -54,6 +55,7 @@ class LoadedModel:
     identity: dict[str, Any]
     manifest: Manifest | None = None
     checkpoint_dir: Path | None = None
+    companions: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -67,7 +69,7 @@ _kept: OrderedDict[str, LoadedModel] = OrderedDict()
 def load(
     model: str | Mapping[str, Any] | ModelSpec,
     *,
-    method: type[Method],
+    method: Method | type[Method],
     block_size: int | None = None,
     variant: str | None = None,
     checkpoint: str | Path | None = None,
@@ -80,7 +82,8 @@ def load(
 
     Args:
         model: registry name, or the composed ``model`` config.
-        method: its ``checkpoint_kind`` says which checkpoint, its ``needs_mask_token`` whether to provide a mask.
+        method: its ``checkpoint_kind`` says which checkpoint, its ``needs_mask_token`` whether to provide a mask; an
+            instance's companions are loaded too.
         block_size: B that the checkpoint must have been trained for; None for kinds without blocks.
         variant: which checkpoint of the kind; "base" is the untuned model.
         checkpoint: explicit directory, before any other.
@@ -110,7 +113,25 @@ def load(
         _make_room()
         _kept[key] = open_model(spec, resolved, dtype=dtype, device=device, needs_mask=needs_mask)
     _kept.move_to_end(key)
-    return _kept[key]
+    loaded = _kept[key]
+    if isinstance(method, type) or not method.companions:
+        return loaded
+    others: dict[str, LoadedModel] = {}
+    for name, (other, companion) in companions(spec, method).items():
+        others[name] = load(
+            other,
+            method=companion.method,
+            block_size=companion.method.trained_block_size,
+            checkpoint=companion.checkpoint,
+            dtype=dtype,
+            device=device,
+            checkpoints_dir=checkpoints_dir,
+        )
+        if others[name].tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
+            allowed = f"a model with the tokenizer of {spec.name}: its tokens stand for other text"
+            raise UserError(f"method.{name}_model", other.name, allowed)
+    identities = {name: other.identity for name, other in others.items()}
+    return dataclasses.replace(loaded, companions=others, identity=loaded.identity | {"companions": identities})
 
 
 def open_model(
@@ -127,6 +148,11 @@ def open_model(
         needs_mask: provide a mask token where model and tokenizer have none (embeddings grow only if its id is out of
             range).
     """
+    if resolved.under is not None:  # heads or a drafter, which their method reads from checkpoint_dir
+        loaded = open_model(spec, resolved.under, dtype=dtype, device=device, needs_mask=needs_mask)
+        found = identity(spec, resolved, dtype)
+        directory = resolved.directory
+        return dataclasses.replace(loaded, identity=found, manifest=resolved.manifest, checkpoint_dir=directory)
     name = dtype or spec.dtype
     registry.check_dtype("dtype", name)
     place, torch_dtype, manifest = pick_device(device), getattr(torch, name), resolved.manifest

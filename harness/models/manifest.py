@@ -36,8 +36,10 @@ class Manifest:
         data: source, hash and number of examples.
         steps, tokens, epochs: optimiser steps, tokens seen (layout copies not counted), passes over the data.
         losses: final value of each part of the loss.
-        adapter: "full", or "lora" when the directory holds an adapter for the base.
+        adapter: "full"; "lora" when the directory holds an adapter for the base; "own" when it holds what a method adds
+            to frozen weights (heads, a drafter).
         init_from: checkpoint the training started from, None for the base itself.
+        base: fingerprint of the frozen weights that "own" ones were trained on.
         command: the shell command that makes this checkpoint again.
         seconds: wall-clock of the training.
         versions: package name to version.
@@ -58,6 +60,7 @@ class Manifest:
     losses: dict[str, float] = field(default_factory=dict)
     adapter: str = "full"
     init_from: str | None = None
+    base: str | None = None
     command: str = ""
     seconds: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)

@@ -44,6 +44,7 @@ class ModelSpec:
         context_length: positions; None takes the model's.
         dtype: weights and activations by default.
         small: a missing checkpoint may be trained on demand.
+        draft_model: registry name of the small model that drafts for this one in speculative decoding.
         stands_for_ar_sft: the base is an instruction-tuned AR model, so it is the AR SFT reference where no checkpoint
             of that kind is known.
     """
@@ -61,6 +62,7 @@ class ModelSpec:
     context_length: int | None = None
     dtype: str = "bfloat16"
     small: bool = False
+    draft_model: str | None = None
     stands_for_ar_sft: bool = False
     checkpoints: list[Released] = field(default_factory=list)
 

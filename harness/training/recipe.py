@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import save_file
+from torch import nn
 from transformers import PreTrainedModel
 
 from harness.errors import UserError
@@ -27,6 +29,7 @@ from harness.models.checkpoints import (
     Resolved,
     checkpoint_name,
     default_checkpoints_dir,
+    fingerprint,
     full_variant,
     resolve,
 )
@@ -36,7 +39,7 @@ from harness.models.registry import ModelSpec
 from harness.models.weights import quiet
 from harness.results.store import file_lock
 from harness.training import data, loop
-from methods.contract import Method, Objective
+from methods.contract import OWN_WEIGHTS, Method, Objective
 
 ADAPTERS = ("full", "lora")
 SAVE_DTYPES = ("bfloat16", "float32")
@@ -120,14 +123,22 @@ def _train(cfg: DictConfig, overrides: Sequence[str], spec: ModelSpec, root: Pat
     work_dir = root / f".{directory.name}.training"
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
-    start, origin = starting_point(cfg, spec, method, progress)
+    start, base, origin = starting_point(cfg, spec, method, progress)
     training_data = data.prepare(cfg.data, start.tokenizer, cfg.train.max_sequence_length)
     check_same_training(work_dir, cfg, training_data.record)
 
     pad_token_id = start.tokenizer.pad_token_id
     objective.bind(start.mask_token_id, pad_token_id if isinstance(pad_token_id, int) else 0)
     torch.manual_seed(cfg.train.seed)
-    model = add_lora(start.model, cfg.lora, start.mask_token_id) if cfg.adapter == "lora" else start.model
+    model = start.model
+    objective.own = objective.attach(model)
+    if objective.own is not None:
+        if cfg.adapter != "full":
+            allowed = f"{method.name} trains weights of its own beside a frozen model"
+            raise UserError("adapter", cfg.adapter, allowed, "leave it out")
+        model.requires_grad_(False)
+    elif cfg.adapter == "lora":
+        model = add_lora(model, cfg.lora, start.mask_token_id)
     result = loop.train(
         objective,
         model,
@@ -151,15 +162,16 @@ def _train(cfg: DictConfig, overrides: Sequence[str], spec: ModelSpec, root: Pat
         tokens=result.tokens,
         epochs=result.epochs,
         losses=result.losses,
-        adapter=cfg.adapter,
+        adapter=cfg.adapter if objective.own is None else "own",
         init_from=origin,
+        base=None if objective.own is None else fingerprint(spec, base),
         command=f"python -m harness.train {shlex.join(overrides)}",
         seconds=result.seconds,
         versions={name: version for name in PACKAGES if (version := _version(name))},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     if int(os.environ.get("RANK", 0)) == 0:
-        save(model, start, manifest, cfg.train.save_dtype, directory, work_dir)
+        save(objective.own or model, start, manifest, cfg.train.save_dtype, directory, work_dir)
     return directory
 
 
@@ -222,8 +234,8 @@ def variant_name(cfg: DictConfig, options: dict[str, Any]) -> str | None:
 
 def starting_point(
     cfg: DictConfig, spec: ModelSpec, method: type[Method], progress: bool
-) -> tuple[LoadedModel, str | None]:
-    """Weights to train, in float32, and what the manifest says of them (None for the base).
+) -> tuple[LoadedModel, Resolved, str | None]:
+    """Weights to train, in float32, where they lie, and what the manifest says of them (None for the base).
 
     ``init_from`` is "base", "ar_sft" (trained first where it is missing and the model is small) or a checkpoint's
     directory; by default everything but AR SFT itself starts from AR SFT, as in the paper.
@@ -247,7 +259,7 @@ def starting_point(
         resolved = resolve(spec, kind=kind, checkpoint=wanted)
         origin = wanted
     loaded = open_model(spec, resolved, dtype="float32", device=cfg.device, needs_mask=method.needs_mask_token)
-    return loaded, origin
+    return loaded, resolved, origin
 
 
 def train_on_demand(overrides: Sequence[str], checkpoints_dir: str | None = None, *, progress: bool = True) -> Path:
@@ -296,9 +308,7 @@ def add_lora(model: PreTrainedModel, lora: DictConfig, mask_token_id: int | None
     )
 
 
-def save(
-    model: PreTrainedModel, start: LoadedModel, manifest: Manifest, dtype: str, directory: Path, work_dir: Path
-) -> None:
+def save(model: nn.Module, start: LoadedModel, manifest: Manifest, dtype: str, directory: Path, work_dir: Path) -> None:
     """Write the checkpoint beside its place and move it there whole; the training log goes with it."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
@@ -307,8 +317,12 @@ def save(
         model = model.merge_and_unload()  # type: ignore[operator]
     try:
         with quiet():
-            model.to(getattr(torch, dtype)).save_pretrained(temporary)
-            start.tokenizer.save_pretrained(temporary)
+            model.to(getattr(torch, dtype))
+            if manifest.adapter == "own":
+                save_file({k: v.contiguous() for k, v in model.state_dict().items()}, temporary / OWN_WEIGHTS)
+            else:
+                model.save_pretrained(temporary)  # type: ignore[operator]
+                start.tokenizer.save_pretrained(temporary)
         (temporary / "README.md").unlink(missing_ok=True)  # peft's empty model card
         shutil.copy(work_dir / loop.LOG_NAME, temporary / loop.LOG_NAME)
         manifest.write(temporary)

@@ -26,7 +26,7 @@ class ObjectiveModule(nn.Module):
 
     def __init__(self, objective: Objective, model: nn.Module) -> None:
         super().__init__()
-        self.objective, self.model = objective, model
+        self.objective, self.model, self.own = objective, model, objective.own
 
     def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         return self.objective.loss(self.model, batch)
