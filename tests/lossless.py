@@ -143,15 +143,15 @@ def check(
     *,
     runs: Collection[int] = (),
     caches: Collection[str] = CACHES,
-    batch_size: int = 6,
+    batch_size: int = 16,
     chunk: int = 4,
     cache_block: int = 9,
     same_steps: bool = True,
 ) -> list[Completion]:
-    """Equality with greedy AR: every prompt in a ragged batch under every cache, and alone under one of them.
+    """Equality with greedy AR: every prompt in a ragged batch under every cache, and some of them alone or in pieces.
 
-    Slots are refilled as rows finish; caps and EOS fall anywhere in a run; a fourth of the prompts is also read in
-    pieces.
+    Slots are refilled as rows finish; caps and EOS fall anywhere in a run. Under each cache other prompts are decoded
+    alone (a fourth of all prompts in the end), and an eighth is read in pieces.
 
     Args:
         make_method: makes a fresh method; it may take its drafts from the teacher.
@@ -174,9 +174,9 @@ def check(
     for number, cache in enumerate(caches):
         options = {"cache": cache, "cache_block": cache_block}
         batched = decode(case.target, make_method(case.teacher), case.asked, batch_size=batch_size, **options)
-        alone = decode(case.target, make_method(case.teacher), case.asked[number :: len(caches)], **options)
+        alone = decode(case.target, make_method(case.teacher), case.asked[number :: 4 * len(caches)], **options)
         pieces = decode(
-            case.target, make_method(case.teacher), case.asked[number::4],
+            case.target, make_method(case.teacher), case.asked[number::8],
             batch_size=batch_size, prefill_chunk=chunk, **options,
         )  # fmt: skip
         assert len(batched) == len(case.asked)
