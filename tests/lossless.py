@@ -143,7 +143,7 @@ def check(
     *,
     runs: Collection[int] = (),
     caches: Collection[str] = CACHES,
-    batch_size: int = 16,
+    batch_size: int = 25,
     chunk: int = 4,
     cache_block: int = 9,
     same_steps: bool = True,
