@@ -78,7 +78,7 @@ def decode(
         loaded = load(
             model,
             method=chosen,
-            block_size=chosen.trained_block_size,
+            block_size=chosen.trained_as.trained_block_size,
             variant=variant,
             alignment=alignment,
             checkpoint=checkpoint,

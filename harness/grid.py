@@ -54,8 +54,9 @@ class Cell:
     @property
     def title(self) -> str:
         """Method with tau, B, and what else differs from its defaults: the name of its progress bar."""
-        shown = [f"tau={self.method.tau:g}"] if hasattr(self.method, "tau") else []
-        shown += [f"B={self.method.block_size}"] if hasattr(self.method, "block_size") else []
+        tau, block_size = (getattr(self.method, name, None) for name in ("tau", "block_size"))
+        shown = [f"tau={tau:g}"] if tau is not None else []
+        shown += [f"B={block_size}"] if block_size is not None else []
         for field in dataclasses.fields(self.method):
             value = getattr(self.method, field.name)
             if field.name not in ("tau", "block_size") and value != field.default:
@@ -151,13 +152,14 @@ def checkpoint_request(cfg: DictConfig, method: Method) -> dict[str, Any]:
     Alignment and the variants named after options of an objective say nothing to a method trained without them: AR SFT
     has one checkpoint, whatever variant of MARS it is compared with.
     """
-    options = method.objective.option_names() if method.objective else ()
+    trained = method.trained_as
+    options = trained.objective.option_names() if trained.objective else ()
     variant = cfg.variant
     for word, option in (("released", "alignment"), ("no_sft_loss", "sft_loss")):
         if variant is not None and option not in options:
             variant = "_".join(variant.split(word)).strip("_") or None
     return {
-        "block_size": method.trained_block_size,
+        "block_size": trained.trained_block_size,
         "variant": variant,
         "alignment": cfg.alignment if "alignment" in options else None,
         "checkpoint": cfg.checkpoint,

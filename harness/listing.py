@@ -108,7 +108,7 @@ def count_parameters(cell: Cell) -> float | None:
     model = registry.spec(cell.cfg.model)
     try:
         found = checkpoints.resolve(
-            model, kind=cell.method.checkpoint_kind, **checkpoint_request(cell.cfg, cell.method)
+            model, kind=cell.method.trained_as.checkpoint_kind, **checkpoint_request(cell.cfg, cell.method)
         )
     except UserError:
         found = checkpoints.Resolved()

@@ -94,6 +94,11 @@ class Method:
         return None
 
     @property
+    def trained_as(self) -> Method:
+        """The method whose training made the target's checkpoint: this one, unless it is composed of others."""
+        return self
+
+    @property
     def companions(self) -> Mapping[str, Companion]:
         """Further models that the method decodes with, by a name of its own."""
         return {}

@@ -15,9 +15,18 @@ from harness.engine.forward import backbone, lm_head
 from harness.engine.rows import Row
 from harness.engine.window import Output, Window
 from harness.errors import UserError
-from methods.accept import CONFIDENCES, accepted_length, check_tau, confidence
-from methods.contract import Example, Method, Objective
+from methods.accept import (
+    CONFIDENCES,
+    accepted_length,
+    check_tau,
+    check_temperature,
+    choose,
+    confidence,
+    confirmed,
+)
+from methods.contract import Example, Method, Objective, refuse_sampling
 from methods.masks import ALIGNMENTS, CLEAN, MASK, PAD, masked_stream, two_stream_mask
+from methods.outcomes import carried, carry, outcome_window, outcomes
 
 LOSS_WEIGHTS = ("mean", "inverse_t")
 
@@ -129,11 +138,18 @@ class MarsObjective(Objective):
 class Mars(Method):
     """Feed ``[newly committed | B−1 masks]``; commit predictions left to right while the confidence passes (§3.4).
 
+    With ``verify`` (not in the paper) nothing is committed on confidence: what the masks predict are drafts, which the
+    next forward verifies, with B−1 masks after each of them so that whichever is the last one accepted has the next
+    drafts ready. The text is exactly that of greedy AR on the same weights, at B·B − 1 added positions per forward.
+
     Attributes:
-        tau: threshold of the confidence; 1.0 (entropy: 0) commits exactly one token per forward, by definition.
+        tau: threshold of the confidence; 1.0 (entropy: 0) commits exactly one token per forward, by definition. Of no
+            account with ``verify``: None then.
         block_size: B; predictions have m = 0 … B−1.
         confidence: ``probability`` of the top token, its ``margin`` over the second, or ``entropy`` (nats; accepts at
             or below tau).
+        verify: commit only what the model's own next-token prediction confirms.
+        temperature: with ``verify``, sample exactly at this temperature.
     """
 
     name: ClassVar[str] = "mars"
@@ -141,18 +157,35 @@ class Mars(Method):
     objective: ClassVar[type[Objective] | None] = MarsObjective
     needs_mask_token: ClassVar[bool] = True
 
-    tau: float = 0.95
+    tau: float | None = 0.95
     block_size: int = 4
     confidence: str = "probability"
+    verify: bool = False
+    temperature: float = 0.0
 
     def __post_init__(self) -> None:
         check_block_size(self.block_size)
+        check_temperature(self.temperature)
         if self.confidence not in CONFIDENCES:
             raise UserError("confidence", self.confidence, f"one of {', '.join(CONFIDENCES)}")
+        if not isinstance(self.verify, bool):
+            raise UserError("verify", self.verify, "true or false")
+        if self.verify:
+            self.tau, self.confidence = None, "probability"
+            return
         check_tau(self.tau, self.confidence)
+        if self.temperature:
+            reason = "what it commits under tau are argmaxes, no samples; verify=true samples exactly"
+            raise refuse_sampling(self.name, self.temperature, reason)
+
+    @property
+    def lossless(self) -> bool:  # type: ignore[override]
+        return self.verify
 
     @property
     def window(self) -> int:
+        if self.verify:
+            return self.block_size**2 - 1
         return (self.context.most_tokens or self.block_size) - 1
 
     @property
@@ -166,13 +199,34 @@ class Mars(Method):
 
     def propose(self, rows: list[Row]) -> Window:
         """A row near its end gets no more masks than it has room for: causal masks never see the ones left out."""
+        mask_token_id = self.context.target.mask_token_id
+        assert mask_token_id is not None
+        if self.verify:
+            drafts = carried(rows, self.block_size - 1)
+            num_drafts = [0 if row.state is None else self.block_size - 1 for row in rows]
+            return outcome_window(rows, drafts, num_drafts, self.block_size, mask_token_id)
         count = [min(self.window, row.room - 1) for row in rows]
-        masks = torch.tensor(self.context.target.mask_token_id, device=self.context.target.model.device).expand(
-            len(rows), max(count)
-        )
+        masks = torch.tensor(mask_token_id, device=self.context.target.model.device).expand(len(rows), max(count))
         return Window.build(rows, masks, count)
 
     def accept(self, rows: list[Row], output: Output) -> Commit:
+        if self.verify:
+            return self._accept_verified(rows, output)
+        assert self.tau is not None
         ids, score, passed = confidence(output.logits, self.confidence, self.tau)
         length = accepted_length(passed, output.count)
         return Commit(ids, length, confidences=score, drafted=output.count - 1, accepted=length - 1)
+
+    def _accept_verified(self, rows: list[Row], output: Output) -> Commit:
+        """Commit the confirmed drafts and the token after them; carry on what that outcome's masks predict."""
+        block_size = self.block_size
+        drafts, logits, num_drafts = outcomes(output, block_size)
+        targets = choose(logits[:, :, 0], rows, self.temperature, block_size)
+        accepted = confirmed(drafts, targets, num_drafts)
+        lines = torch.arange(len(rows), device=accepted.device)
+        guesses = logits[lines, accepted, 1:].argmax(-1)
+        carry(rows, targets, accepted + 1, guesses)
+        path = (torch.arange(1, block_size, device=accepted.device) * block_size - 1).expand(len(rows), -1)
+        return Commit(
+            targets, accepted + 1, kept=accepted, path=path[:, : drafts.shape[1]], drafted=num_drafts, accepted=accepted
+        )

@@ -1,4 +1,4 @@
-"""Windows that branch: a tree of drafts verified in one forward, and a chain of drafts with masks for every outcome.
+"""A tree of drafts, verified in one forward.
 
 A tree is told by parents: ``parents[k]`` is the number of the node that node k continues, −1 for the last committed
 token. A parent comes before its children.
@@ -6,13 +6,8 @@ token. A parent comes before its children.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
-
-from harness.engine.rows import Row
-from harness.engine.window import Output, Window
 
 
 def ancestry(parents: Tensor) -> Tensor:
@@ -66,53 +61,3 @@ def walk(targets: Tensor, nodes: Tensor, length: Tensor, last: Tensor, ids: Tens
     after = targets.gather(1, last[:, None] + 1)
     places = torch.arange(drafts.shape[1], device=ids.device)
     return torch.where(places < length[:, None], drafts, after)
-
-
-def outcome_window(
-    rows: Sequence[Row], drafts: Tensor | None, num_drafts: Sequence[int], block_size: int, mask_token_id: int
-) -> Window:
-    """A chain of drafts, each followed by B−1 masks for the case that it is the last one accepted (MARS §4.6).
-
-    Laid out as ``[masks of outcome 0 | draft 1 | its masks | draft 2 | …]``, so that the predictions by offset are
-    K+1 groups of B: outcome j's own next token, then what its masks predict. Draft j stands in the place of the j-th
-    next token and sees the drafts before it; mask i of group j stands i places after draft j, and sees drafts 1 … j and
-    its own group up to itself. A row near its end gets only what it has room for.
-
-    Args:
-        drafts: int64 [rows, K]; None where there are none.
-        num_drafts: how many each row has.
-        block_size: B; 1 leaves the chain alone.
-    """
-    device = torch.device("cpu") if drafts is None else drafts.device
-    most = 0 if drafts is None else drafts.shape[1]
-    offsets = torch.arange((most + 1) * block_size, device=device)
-    group, member = offsets // block_size, offsets % block_size
-    ids = torch.full((len(rows), (most + 1) * block_size), mask_token_id, device=device)
-    if drafts is not None:
-        ids[:, block_size::block_size] = drafts
-    sees_draft = (member[None, :] == 0) & (group[None, :] <= group[:, None])
-    sees_own = (group[None, :] == group[:, None]) & (member[None, :] <= member[:, None])
-    count = [
-        max(0, min((n + 1) * block_size - 1, (row.room - 1) * block_size))
-        for row, n in zip(rows, num_drafts, strict=True)
-    ]
-    width = max(count)
-    cut = slice(1, width + 1)  # offset 0 is the last committed token
-    return Window.build(
-        rows,
-        ids[:, cut],
-        count,
-        depth=(group - 1 + member)[cut],
-        visible=(sees_draft | sees_own)[cut, cut],
-        logits=torch.arange((most + 1) * block_size),
-    )
-
-
-def outcomes(output: Output, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What ``outcome_window`` asked for: drafts int64 [rows, K], logits [rows, K+1, B, vocab], drafts fed [rows]."""
-    rows, num_offsets, vocab = output.logits.shape
-    logits = output.logits.view(rows, num_offsets // block_size, block_size, vocab)
-    window = output.window
-    at = window.pending[:, None] + torch.arange(block_size, num_offsets, block_size, device=output.logits.device) - 1
-    drafts = window.ids.gather(1, at.clamp(max=window.width - 1))
-    return drafts, logits, window.count // block_size

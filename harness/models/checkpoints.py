@@ -208,7 +208,7 @@ def weights_identity(
     Raises:
         MissingCheckpoint, UserError: as ``resolve``.
     """
-    found = identity(model, resolve(model, kind=method.checkpoint_kind, **request), dtype)
+    found = identity(model, resolve(model, kind=method.trained_as.checkpoint_kind, **request), dtype)
     others = {}
     for name, (other, companion) in companions(model, method).items():
         resolved = resolve(

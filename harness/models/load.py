@@ -97,16 +97,17 @@ def load(
         UserError: anything else that is missing or does not fit.
     """
     spec = registry.spec(model)
+    trained = method if isinstance(method, type) else method.trained_as
     resolved = resolve(
         spec,
-        kind=method.checkpoint_kind,
+        kind=trained.checkpoint_kind,
         block_size=block_size,
         variant=variant,
         alignment=alignment,
         checkpoint=checkpoint,
         checkpoints_dir=checkpoints_dir,
     )
-    needs_mask = method.needs_mask_token
+    needs_mask = trained.needs_mask_token
     wanted = identity(spec, resolved, dtype)
     key = json.dumps([wanted, dataclasses.asdict(spec), str(resolved.directory), str(pick_device(device)), needs_mask])
     if key not in _kept:
