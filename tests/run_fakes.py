@@ -48,6 +48,7 @@ def document(doc_id: int, score: float = 1.0, task: str = "word_problems", **val
         "token_ids": [1, 2, 3, 4], "confidences": [0.5, 0.75], "prompt_tokens": 9, "new_tokens": 4,
         "target_forwards": 2, "draft_forwards": 0, "positions": 8, "draft_positions": 0, "drafted": 6, "accepted": 2,
         "acceptance_lengths": [1, 3], "prefill_seconds": 0.1, "decode_seconds": 0.1, "share_seconds": 0.2,
+        "target_seconds": 0.1, "draft_seconds": 0.0, "timed_forwards": 1, "timed_draft_forwards": 0,
         "finish_reason": "eos",
     } | values  # fmt: skip
 

@@ -18,6 +18,9 @@ import pytest
 from rich.console import Console
 from run_fakes import document
 
+from harness.engine.rows import Completion, Step
+from harness.engine.stats import SequenceStats
+from harness.evaluation import lm
 from harness.results import provenance, stats, tables
 from harness.results.records import DOCUMENT_TYPES, Record, now, summarise
 from harness.results.store import DONE, FAILED, MISSING, PARTIAL, Store, StoredCell
@@ -222,9 +225,60 @@ def test_benchmarks_are_not_averaged_together() -> None:
     assert benchmarks["other"].metric == "acc,none"
 
 
+def test_a_draft_forward_costs_its_share_of_a_target_forward() -> None:
+    """8 timed drafts in 2 s, 4 timed target forwards in 4 s: a quarter each, and that price holds for all drafts."""
+    rows = [
+        document(
+            i, new_tokens=9, target_forwards=3, timed_forwards=2, target_seconds=2.0,
+            draft_forwards=6, timed_draft_forwards=4, draft_seconds=1.0, draft_positions=18,
+        )
+        for i in range(2)
+    ]  # fmt: skip
+    _, speed = summarise(rows, METRIC)
+    assert speed.draft_cost == 0.25
+    assert speed.equivalent_forwards == 6 + 12 / 4
+    assert speed.tokens_per_equivalent_forward == 2.0
+    assert speed.tokens_per_forward == 3.0
+    assert speed.draft_positions_per_token == 2.0
+    halved = [row | {"target_seconds": 1.0, "draft_seconds": 0.5} for row in rows]
+    assert summarise(halved, METRIC)[1].draft_cost == 0.25, "shares of a batch of two have the same ratio"
+    slow = [row | {"draft_seconds": 4.0} for row in rows]
+    assert summarise(slow, METRIC)[1].tokens_per_equivalent_forward == 1.0, "drafts as dear as the target"
+
+
+def test_without_a_model_that_drafts_nothing_is_priced() -> None:
+    """Also where proposing took time: the time of a method's own arithmetic is no forward."""
+    _, speed = summarise([document(0, draft_seconds=0.5)], METRIC)
+    assert speed.draft_cost is None
+    assert speed.equivalent_forwards == speed.target_forwards
+    assert speed.tokens_per_equivalent_forward == speed.tokens_per_forward
+    only_first = document(0, draft_forwards=4, timed_draft_forwards=0, timed_forwards=0, target_seconds=0.0)
+    assert summarise([only_first], METRIC)[1].draft_cost is None
+
+
 def test_record_survives_json() -> None:
     before = record([document(0), document(1, 0.0)], tau=0.7)
     assert Record.from_dict(json.loads(json.dumps(before.to_dict()))) == before
+
+
+def test_a_record_from_before_draft_costs_is_read() -> None:
+    before = record([document(0)])
+    old = json.loads(json.dumps(before.to_dict()))
+    for speed in (old["speed"], old["benchmarks"]["word_problems"]["speed"]):
+        for name in ("draft_cost", "equivalent_forwards", "tokens_per_equivalent_forward"):
+            del speed[name]
+    assert Record.from_dict(old) == before
+
+
+def test_rows_are_made_of_what_the_engine_counted() -> None:
+    """Times belong to the forwards after the prompt's that asked the method; one that only stored has no step."""
+    stats = SequenceStats(target_forwards=4, draft_forwards=9, target_seconds=2.0, draft_seconds=1.0)
+    trace = [Step([5], draft_forwards=4), Step([6], draft_forwards=3), Step([7], draft_forwards=2)]
+    row = lm._row(Completion(("a", 1), [1], [5, 6, 7], "x", stats, trace), "hash")
+    assert (row["timed_forwards"], row["timed_draft_forwards"]) == (2, 5)
+    assert (row["target_seconds"], row["draft_seconds"]) == (2.0, 1.0)
+    scored = {"group", "score", "extracted", "target"}
+    assert set(DOCUMENT_TYPES) - scored == set(row), "every column is declared, and every declared one is there"
 
 
 def test_provenance_names_code_versions_and_machine() -> None:
@@ -350,6 +404,21 @@ def lines() -> list[tables.Line]:
     return tables.make_lines(records, lambda key: documents[key])
 
 
+def line(*rows: dict[str, Any], method: str = "mars", cls: str = "methods.mars.Mars", **axes: Any) -> tables.Line:
+    """A line of the table for a method whose class is known."""
+    found = record(rows or [document(0)], method[0] * 16, method, **axes)
+    found = Record(**{**vars(found), "config": found.config | {"method": {"_target_": cls, "name": method}}})
+    [made] = tables.make_lines([found], lambda _: rows)
+    return made
+
+
+DRAFTED: dict[str, Any] = {
+    "draft_forwards": 8,
+    "timed_draft_forwards": 4,
+    "draft_seconds": 0.2,
+}  # 0.5 of a forward each
+
+
 def rendered(lines: Sequence[tables.Line], width: int) -> str:
     console = Console(width=width, file=io.StringIO(), record=True)
     console.print(tables.to_rich(lines))
@@ -379,6 +448,83 @@ def test_columns_appear_where_rows_differ(lines: list[tables.Line]) -> None:
         assert name not in rendered(lines, 160).split("──")[0].replace("confidence probability", "")
         assert name in header
     assert "no_sft_loss" in header
+
+
+def test_options_show_where_they_are_not_the_default() -> None:
+    plain = {"tau": 0.7, "block_size": 4, "confidence": "probability", "verify": False, "temperature": 0.0}
+    assert line(**plain).labels["options"] == tables.NONE
+    verified = line(**plain | {"verify": True, "temperature": 0.5}).labels
+    assert verified["method"] == "mars verified"
+    assert (verified["tau"], verified["confidence"]) == (tables.NONE, tables.NONE), "both are of no account"
+    assert verified["options"] == "temperature=0.5"
+    jacobi = {"method": "jacobi", "cls": "methods.jacobi.Jacobi", "initial": "prompt"}
+    assert line(**jacobi, window_length=8).labels["options"] == tables.NONE
+    assert line(**jacobi, window_length=16).labels["options"] == "window_length=16"
+    elsewhere = line(cls="nowhere.Mine", method="mine", guesses=3, temperature=0.0)
+    assert elsewhere.labels["options"] == "guesses=3", "its defaults are not known here"
+    text = rendered([line(**jacobi, window_length=16)], 80)
+    assert "jacobi " in text
+    assert " window_length=\n" in text.replace(" " * 2, "").replace(" \n", "\n")
+    assert " tau " not in text, "no row has one"
+
+
+def test_seven_methods_with_drafts_and_options_fit_80_columns() -> None:
+    """Wide scores, intervals with two digits on both sides, the longest names."""
+    documents = {f"{i:016x}": [document(k, float((k * 7 + i) % 4 < 2), **DRAFTED) for k in range(30)] for i in range(8)}
+    named = [
+        ("ar_sft", "ArSft", {}),
+        ("block_diffusion", "BlockDiffusion", {"tau": 0.95, "block_size": 4}),
+        ("jacobi", "Jacobi", {"window_length": 8, "initial": "prompt"}),
+        ("medusa", "Medusa", {"temperature": 0.0}),
+        ("eagle", "Eagle", {"temperature": 0.0}),
+        ("mars", "Mars", {"tau": 0.95, "block_size": 4, "confidence": "probability", "verify": False}),
+        ("mars", "Mars", {"tau": None, "block_size": 4, "confidence": "probability", "verify": True}),
+        ("speculative", "Speculative", {"tau": 0.95, "block_size": 4, "draft": "mars", "draft_model": "tiny-1m"}),
+    ]
+    records = []
+    for (key, rows), (name, cls, axes) in zip(documents.items(), named, strict=True):
+        made = record(rows, key, name, **axes)
+        config = made.config | {"method": {"_target_": f"methods.{name}.{cls}", "name": name}}
+        records.append(Record(**{**vars(made), "config": config}))
+    text = rendered(tables.make_lines(records, documents.__getitem__), 80)
+    assert all(len(row) <= 80 for row in text.splitlines())
+    assert "…" not in text
+    for whole in (
+        "block_diffusion ",
+        "mars verified ",
+        "[−30.0,+23.3]",
+        "\n draft=mars ",
+        "\n draft_model=",
+        "\n  tiny-1m ",
+    ):
+        assert whole in text
+    assert text.count("] ") + text.count("]\n") >= 7, "no interval is cut"
+
+
+def test_cost_of_drafts_is_shown_where_drafts_are(lines: list[tables.Line]) -> None:
+    """4 tokens, 2 forwards and 8 drafts at half a forward each: 2 per forward, 4 / 6 per equivalent forward."""
+    drafted = line(document(0, **DRAFTED), tau=0.7)
+    without, text = rendered(lines, 80), rendered([*lines, drafted], 80)
+    assert "equiv." not in without
+    assert "pos." not in without
+    assert text.count("equiv.") == 2, "a heading, and a sentence that explains it"
+    assert " 2.00    0.67 " in text
+    markdown = tables.to_markdown(lines).splitlines()[0]
+    assert "| tokens/forward | tokens/equiv. forward |" in markdown
+    plain, priced = csv.DictReader(io.StringIO(tables.to_csv([lines[0], drafted])))
+    assert (plain["draft_forwards"], plain["draft_cost"], plain["draft_positions_per_token"]) == ("0", "", "0.0")
+    assert plain["tokens_per_equivalent_forward"] == plain["tokens_per_forward"] == "2.0"
+    assert (priced["draft_forwards"], priced["draft_cost"], priced["equivalent_forwards"]) == ("8", "0.5", "6.0")
+
+
+def test_a_sampled_answer_is_not_compared_with_greedy_ones(lines: list[tables.Line]) -> None:
+    documents = [document(i, 1.0) for i in range(30)]
+    sampled = record(documents, "e" * 16, "mars", tau=None, verify=True, temperature=0.7)
+    [alone] = tables.make_lines([sampled], lambda _: documents, earlier=[lines[2].record])
+    assert alone.delta is None
+    reference = record(documents, "f" * 16, "ar_sft", temperature=0.7)
+    [paired] = tables.make_lines([sampled], lambda _: documents, earlier=[lines[2].record, reference])
+    assert paired.delta is not None
 
 
 def test_reference_of_an_earlier_run_is_found(lines: list[tables.Line]) -> None:

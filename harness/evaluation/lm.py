@@ -222,5 +222,8 @@ def _row(completion: Completion, hashed_prompt: str) -> Row:
         "text": completion.text,
         "token_ids": completion.token_ids,
         "confidences": [round(value, 6) for step in completion.trace for value in step.confidences],
+        # The first forward reads the prompt, and a forward that only stores leaves no step: neither is timed apart.
+        "timed_forwards": len(completion.trace) - 1,
+        "timed_draft_forwards": sum(step.draft_forwards for step in completion.trace[1:]),
         **completion.stats.to_dict(),
     }

@@ -33,6 +33,10 @@ DOCUMENT_TYPES = {
     "prefill_seconds": "double",
     "decode_seconds": "double",
     "share_seconds": "double",
+    "target_seconds": "double",
+    "draft_seconds": "double",
+    "timed_forwards": "int64",  # target and draft forwards that target_seconds and draft_seconds are the time of
+    "timed_draft_forwards": "int64",
     "finish_reason": "string",
     "text": "string",
     "token_ids": "list<int64>",
@@ -53,6 +57,11 @@ class Speed:
         positions_per_token: window positions over committed tokens, the price of wide windows.
         tokens_per_second: committed tokens over ``seconds``.
         seconds: time of all forwards, reading prompts included; a forward that several rows share counts once.
+        draft_cost: seconds of a draft forward over those of a target forward, prompts left out; None without drafts.
+            From the clock: another machine, model pair or batch size has another.
+        equivalent_forwards: target forwards, plus draft forwards at that cost.
+        tokens_per_equivalent_forward: committed tokens over ``equivalent_forwards``; without a model that drafts it is
+            ``tokens_per_forward``.
         acceptance_counts: how many forwards committed 0, 1, 2, … tokens.
         finish_reasons: how many documents ended by each.
     """
@@ -69,8 +78,26 @@ class Speed:
     positions_per_token: float
     tokens_per_second: float
     seconds: float
+    draft_cost: float | None
+    equivalent_forwards: float
+    tokens_per_equivalent_forward: float
     acceptance_counts: list[int]
     finish_reasons: dict[str, int]
+
+    @property
+    def draft_positions_per_token(self) -> float:
+        """Positions that the drafting model processed per committed token."""
+        return _ratio(self.draft_positions, self.new_tokens)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Speed:
+        """From plain values. Records of engine 1 know no draft costs: no model drafted then."""
+        without_drafts = {
+            "draft_cost": None,
+            "equivalent_forwards": data["target_forwards"],
+            "tokens_per_equivalent_forward": data["tokens_per_forward"],
+        }
+        return cls(**without_drafts | dict(data))
 
 
 @dataclass(frozen=True)
@@ -125,10 +152,10 @@ class Record:
     def from_dict(cls, data: Mapping[str, Any]) -> Record:
         """Inverse of ``to_dict``."""
         benchmarks = {
-            name: Benchmark(**{**one, "score": Interval(**one["score"]), "speed": Speed(**one["speed"])})
+            name: Benchmark(**{**one, "score": Interval(**one["score"]), "speed": Speed.from_dict(one["speed"])})
             for name, one in data["benchmarks"].items()
         }
-        return cls(**{**data, "benchmarks": benchmarks, "speed": Speed(**data["speed"])})
+        return cls(**{**data, "benchmarks": benchmarks, "speed": Speed.from_dict(data["speed"])})
 
 
 def summarise(rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, str]) -> tuple[dict[str, Benchmark], Speed]:
@@ -179,6 +206,8 @@ def _speed(rows: Sequence[Mapping[str, Any]], by: str) -> Speed:
         for name in ("new_tokens", "prompt_tokens", "target_forwards", "draft_forwards", "positions", "draft_positions")
     }
     seconds = sum(row["share_seconds"] for row in rows)
+    draft_cost = _draft_cost(rows)
+    equivalent_forwards = total["target_forwards"] + total["draft_forwards"] * (draft_cost or 0.0)
     lengths = Counter(length for row in rows for length in row["acceptance_lengths"])
     parts = _split(rows, by).values()
     ratios = [_ratio(sum(r["new_tokens"] for r in part), sum(r["target_forwards"] for r in part)) for part in parts]
@@ -190,6 +219,19 @@ def _speed(rows: Sequence[Mapping[str, Any]], by: str) -> Speed:
         positions_per_token=_ratio(total["positions"], total["new_tokens"]),
         tokens_per_second=_ratio(total["new_tokens"], seconds),
         seconds=seconds,
+        draft_cost=draft_cost,
+        equivalent_forwards=equivalent_forwards,
+        tokens_per_equivalent_forward=_ratio(total["new_tokens"], equivalent_forwards),
         acceptance_counts=[lengths[i] for i in range(max(lengths, default=-1) + 1)],
         finish_reasons=dict(Counter(row["finish_reason"] for row in rows)),
     )
+
+
+def _draft_cost(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Time of a draft forward over that of a target forward, None without any.
+
+    Both times are a batch's divided among its rows, so their ratio is that of the whole forwards.
+    """
+    names = ("draft_seconds", "timed_draft_forwards", "target_seconds", "timed_forwards")
+    draft_seconds, drafts, target_seconds, forwards = (sum(row[name] for row in rows) for name in names)
+    return draft_seconds / drafts / (target_seconds / forwards) if drafts and target_seconds else None

@@ -1,13 +1,17 @@
 """The results table: on the terminal at the end of a run, and as Markdown and CSV.
 
 Every score has its interval, and beside it the paired difference from AR SFT on the same documents. On the terminal
-what all rows share (model, benchmark, …) moves to the title, so that the table fits 80 columns.
+what all rows share (model, benchmark, …) moves to the title, a method's options stand below its name, and the
+difference breaks before its interval where it must, so that the table fits 80 columns.
 """
 
 from __future__ import annotations
 
 import csv
+import dataclasses
+import importlib
 import io
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +26,8 @@ from harness.results.stats import Comparison, compare
 
 BASELINE = "ar_sft"
 NONE = "—"
-# Settings that tell rows apart. The first three are always columns; the others are where rows differ in them.
+# Settings that tell rows apart. The first three are always columns, tau and B unless no row has them; the others are
+# where rows differ in them. Options stand below the method.
 LABELS = (
     "method",
     "tau",
@@ -91,8 +96,11 @@ def _baseline(record: Record, records: Sequence[Record]) -> Record | None:
     """
 
     def comparable(r: Record) -> tuple[Any, ...]:
-        weights = r.identity["model"]
-        return weights["model"], weights["dtype"], r.identity["suite"], r.identity["seed"], r.identity.get("engine")
+        weights, method = r.identity["model"], r.identity["method"]
+        return (
+            weights["model"], weights["dtype"], r.identity["suite"], r.identity["seed"], r.identity.get("engine"),
+            method["axes"].get("temperature", 0),
+        )  # fmt: skip
 
     def distance(r: Record) -> tuple[bool, bool]:
         return r.config["variant"] is not None, r.identity["cache"] != record.identity["cache"]
@@ -103,38 +111,66 @@ def _baseline(record: Record, records: Sequence[Record]) -> Record | None:
 
 def _labels(record: Record, benchmark: str) -> dict[str, str]:
     config, axes = record.config, record.identity["method"]["axes"]
-    known = {"tau", "block_size", "confidence"}
+    is_verified = bool(axes.get("verify"))  # it then commits what the model confirms, whatever its confidence
     values = {
-        "method": record.identity["method"]["name"],
-        "tau": axes.get("tau"),
+        "method": record.identity["method"]["name"] + (" verified" if is_verified else ""),
+        "tau": None if is_verified else axes.get("tau"),
         "B": axes.get("block_size"),
         "model": record.identity["model"]["model"],
         "benchmark": benchmark,
         "variant": config["variant"],
-        "confidence": axes.get("confidence"),
-        "options": ", ".join(f"{k}={v}" for k, v in axes.items() if k not in known) or None,
+        "confidence": None if is_verified else axes.get("confidence"),
+        "options": ", ".join(_options(record)) or None,
         "cache": config["cache"],
         "batch": config["batch_size"],
         "dtype": record.identity["model"]["dtype"],
         "limit": config["suite"].get("limit"),
         "seed": config["seed"],
     }
-    return {name: NONE if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-            for name, value in values.items()}  # fmt: skip
+    return {name: NONE if value is None else _text(value) for name, value in values.items()}
 
 
-def _varying(lines: Sequence[Line]) -> list[str]:
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _options(record: Record) -> list[str]:
+    """``name=value`` of the axes that have no column of their own and are not at their default."""
+    axes, defaults = record.identity["method"]["axes"], _defaults(record)
+    shown = {name: value for name, value in axes.items() if name not in ("tau", "block_size", "confidence", "verify")}
+    return [f"{k}={_text(v)}" for k, v in shown.items() if k not in defaults or v != defaults[k]]
+
+
+def _defaults(record: Record) -> dict[str, Any]:
+    """Axes of the method as it is without options; where its class is not to be had here, greedy decoding alone."""
+    module, _, name = str(record.config.get("method", {}).get("_target_")).rpartition(".")
+    try:
+        method = getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return {"temperature": 0.0}
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(method)))  # as a record has them
+    return plain
+
+
+def _method_cell(line: Line) -> Text:
+    """Name, and below it each option, broken after its ``=`` where it is wider than the longest name."""
+    lines = [line.labels["method"]]
+    for option in _options(line.record):
+        name, _, value = option.partition("=")
+        lines += [f" {option}"] if len(option) < METHOD_WIDTH else [f" {name}=", f"  {value}"]
+    return Text("\n".join(lines))
+
+
+def _columns(lines: Sequence[Line]) -> list[str]:
     """Label columns that the rows need. What one method has and another lacks (confidence) is no difference."""
 
-    def varies(name: str) -> bool:
-        if name == "options":
-            return len({(line.labels["method"], line.labels[name]) for line in lines}) > len(
-                {line.labels["method"] for line in lines}
-            )
+    def is_needed(name: str) -> bool:
         values = {line.labels[name] for line in lines}
-        return len(values if name == "variant" else values - {NONE}) > 1
+        if name in ALWAYS:
+            return name == "method" or values != {NONE}
+        return name != "options" and len(values if name == "variant" else values - {NONE}) > 1
 
-    return [name for name in LABELS if name in ALWAYS or varies(name)]
+    return [name for name in LABELS if is_needed(name)]
 
 
 def percent(value: float, signed: bool = False) -> str:
@@ -155,17 +191,22 @@ def _delta(line: Line) -> str:
     return f"{percent(d.value, True)} [{percent(d.low, True)}, {percent(d.high, True)}]"
 
 
+EQUIVALENT, DELTA = "tokens/ equiv. forward", "Δ vs AR SFT"
+METHOD_WIDTH, DELTA_WIDTH = 16, 14  # on the terminal: of an option, and of an interval
+
+
 def _measures(line: Line) -> dict[str, str]:
     speed = line.benchmark.speed
     measures = {
         "score %": _score(line),
         "n": str(line.benchmark.score.n),
         "tokens/ forward": f"{speed.tokens_per_forward:.2f}",
+        EQUIVALENT: f"{speed.tokens_per_equivalent_forward:.2f}",
         "task mean": f"{speed.tokens_per_forward_task_mean:.2f}",
         "positions/ token": f"{speed.positions_per_token:.2f}",
         "tokens/s": f"{speed.tokens_per_second:.0f}" if speed.tokens_per_second >= 10
         else f"{speed.tokens_per_second:.1f}",
-        "Δ vs AR SFT": _delta(line),
+        DELTA: _delta(line),
     }  # fmt: skip
     return measures
 
@@ -174,30 +215,40 @@ CAPTION = (
     "±: wider half of the score's 95 % interval. Δ: points on the same documents, paired, with its 95 % interval; "
     "one that holds 0 decides nothing."
 )
+CAPTION_EQUIVALENT = (
+    " equiv.: draft forwards count too, each for its share of a target forward's seconds, so this column holds for "
+    "this machine and batch size."
+)
 
 
 def to_rich(lines: Sequence[Line]) -> Group:
-    """The terminal's table; narrow enough for 80 columns when rows differ in method, tau and B only.
+    """The terminal's table; narrow enough for 80 columns when rows differ in method, its options, tau and B only.
 
     Title and caption stand outside the table: rich would wrap them to its width.
     """
-    columns = _varying(lines)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    columns = _columns(lines)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     measured = [_measures(line) for line in lines]
     names = list(measured[0])
     if all(len(line.benchmark.tasks) == 1 for line in lines):
         names.remove("task mean")  # with one task it is the ratio of sums
     if len({m["n"] for m in measured}) == 1:
         names.remove("n")
+    drafts = any(line.benchmark.speed.draft_forwards for line in lines)
+    if not drafts:
+        names.remove(EQUIVALENT)  # it is tokens per forward
     for name in columns:
         table.add_column(name, overflow="fold", no_wrap=name in ALWAYS)
-    for name in names:
-        table.add_column(name.replace("/ ", "/\n"), justify="right", no_wrap=True)
+    for name in names[:-1]:
+        heading = name.replace("positions", "pos.") if drafts else name
+        table.add_column(heading.replace("/ ", "/\n").replace(". f", ".\nf"), justify="right", no_wrap=True)
+    table.add_column(DELTA, justify="right", min_width=DELTA_WIDTH)
     for line, measures in zip(lines, measured, strict=True):
-        cells = [Text(line.labels[c]) for c in columns] + [Text(measures[n]) for n in names]
-        table.add_row(*cells)
+        cells = [Text(line.labels[c]) for c in columns[1:]] + [Text(measures[n]) for n in names[:-1]]
+        table.add_row(_method_cell(line), *cells, measures[DELTA].replace(", ", ","))
     title = " · ".join(_shared(lines, columns))
-    return Group(Text(title, "bold"), Text(), table, Text(), Text(CAPTION, "dim"))
+    caption = CAPTION + CAPTION_EQUIVALENT if drafts else CAPTION
+    return Group(Text(title, "bold"), Text(), table, Text(), Text(caption, "dim"))
 
 
 def _shared(lines: Sequence[Line], columns: Sequence[str]) -> list[str]:
@@ -249,6 +300,11 @@ def _numbers(line: Line) -> dict[str, Any]:
         "tokens_per_forward": speed.tokens_per_forward,
         "tokens_per_forward_task_mean": speed.tokens_per_forward_task_mean,
         "positions_per_token": speed.positions_per_token,
+        "draft_forwards": speed.draft_forwards,
+        "draft_cost": "" if speed.draft_cost is None else speed.draft_cost,
+        "equivalent_forwards": speed.equivalent_forwards,
+        "tokens_per_equivalent_forward": speed.tokens_per_equivalent_forward,
+        "draft_positions_per_token": speed.draft_positions_per_token,
         "tokens_per_second": speed.tokens_per_second,
         "delta": difference.value if difference else "",
         "delta_low": difference.low if difference else "",
