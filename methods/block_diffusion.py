@@ -10,11 +10,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from harness.engine.commit import Commit
+from harness.engine.contract import Context
 from harness.engine.forward import backbone, lm_head
+from harness.engine.rows import Row
+from harness.engine.window import Output, Window
 from harness.errors import UserError
+from methods.accept import CONFIDENCES, check_tau, confidence
 from methods.contract import Example, Method, Objective
 from methods.mars import check_block_size
 from methods.masks import ALIGNMENTS, CLEAN, MASK, PAD, block_diffusion_mask, segments
+
+STORES = ("separate", "fused")
 
 
 def shift_of(alignment: str) -> bool:
@@ -71,12 +78,12 @@ def lay_out(ids: Sequence[int], start: int, block_size: int, alignment: str, shi
 class BlockDiffusionObjective(Objective):
     """Masked diffusion inside blocks: cross-entropy of masked tokens, weighted by 1/t (BD3-LM Eq. 8 and §5.1).
 
-    Each block draws a mask probability t, uniform between ``t_min`` and ``t_max``, and masks each of its response tokens
-    with it. The loss is Σ over masked tokens of CE / t, divided by the number of response tokens, masked or not; over t
-    uniform from 0 to 1 that is the bound on the likelihood, and clipping leaves out the t of little signal (no or all
-    tokens masked). A conversation's turns are trained apart, each as the answer to what precedes it, as in decoding. The
-    last token of a response should be its end of turn: one cut off by ``max_sequence_length`` repeats its last token to
-    the end of the block.
+    Each block draws a mask probability t, uniform between ``t_min`` and ``t_max``, and masks each of its response
+    tokens with it. The loss is Σ over masked tokens of CE / t, divided by the number of response tokens, masked or not.
+    Over t uniform from 0 to 1 that is the bound on the likelihood; clipping leaves out the t of little signal, at which
+    no or all tokens are masked. A conversation's turns are trained apart, each as the answer to what precedes it, as in
+    decoding. A response should end with its end of turn: one cut off by ``max_sequence_length`` learns to repeat its
+    last token to the end of the block.
 
     Attributes:
         block_size: B.
@@ -111,9 +118,9 @@ class BlockDiffusionObjective(Objective):
 
         Returns:
             All [lines, length]: ``ids`` int64, true tokens also where masks will stand; ``position_ids`` int64;
-            ``labels`` int64, the token that a column's state predicts or -100; ``source`` int64, that token's own column
-            in the noisy stream; ``masked`` bool and ``t`` float, the noise. ``fixed_masked`` and ``fixed_t`` are noise
-            that depends on the text alone, so that held-out losses can be compared. ``attention`` bool
+            ``labels`` int64, the token that a column's state predicts or -100; ``source`` int64, that token's own
+            column in the noisy stream; ``masked`` bool and ``t`` float, the noise; ``fixed_masked`` and ``fixed_t``,
+            noise that follows from the text alone, so that held-out losses can be compared. ``attention`` bool
             [lines, 1, length, length].
         """
         if self.mask_token_id is None:
@@ -181,10 +188,180 @@ def without_mask(logits: Tensor, mask_token_id: int) -> Tensor:
 
 
 @dataclass
+class BlockState:
+    """A row's block in the making, on the model's device.
+
+    Attributes:
+        ids: int64 [B], with masks where nothing is known.
+        known: bool [B].
+        score: fp32 [B], the confidence at which each token was unmasked.
+        first: token, confidence and whether it passes, for the block's first position as the clean text predicts it.
+        stored: length of the text that a forward of its own has read (``store=separate``).
+    """
+
+    ids: Tensor
+    known: Tensor
+    score: Tensor
+    first: tuple[Tensor, ...]
+    stored: int = 0
+
+
+@dataclass
 class BlockDiffusion(Method):
-    """Under work."""
+    """Feed B masks after the text; each forward unmasks the sure ones; a full block is committed (BD3-LM Algorithm 2).
+
+    Inner forwards commit nothing. B positions are always fed, as in training, and the engine trims the last block. All
+    cache modes take the same forwards: a separate one for the finished block is spent whether or not it is kept.
+
+    Attributes:
+        tau: a forward unmasks every position whose confidence reaches it, and the most confident one in any case; 1.0
+            (entropy: 0) unmasks exactly one.
+        block_size: B.
+        confidence: ``probability`` of the top token, its ``margin`` over the second, or ``entropy`` (nats; unmasks at
+            or below tau).
+        store: ``separate`` spends a forward on reading a finished block, or the prompt (BD3-LM); ``fused`` lets the
+            next block's masks ride along with it.
+        alignment: what the checkpoint was trained with: blocks count from the start of the response (``paper``) or of
+            the sequence (``released``).
+        shift: whether the state at position i predicts token i+1; None takes it from the checkpoint.
+    """
 
     name: ClassVar[str] = "block_diffusion"
     checkpoint_kind: ClassVar[str] = "block_diffusion"
     objective: ClassVar[type[Objective] | None] = BlockDiffusionObjective
     needs_mask_token: ClassVar[bool] = True
+    greedy_only: ClassVar[str] = "tokens are unmasked in the order of their confidence, which is that of the best token"
+
+    tau: float = 0.95
+    block_size: int = 4
+    confidence: str = "probability"
+    store: str = "separate"
+    alignment: str = "paper"
+    shift: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_block_size(self.block_size)
+        for key, value, allowed in (
+            ("confidence", self.confidence, CONFIDENCES),
+            ("method.store", self.store, STORES),
+            ("method.alignment", self.alignment, ALIGNMENTS),
+        ):
+            if value not in allowed:
+                raise UserError(key, value, f"one of {', '.join(allowed)}")
+        if self.shift not in (None, True, False):
+            raise UserError("method.shift", self.shift, "true, false or null")
+        check_tau(self.tau, self.confidence)
+
+    @property
+    def window(self) -> int:
+        return self.block_size
+
+    @property
+    def trained_block_size(self) -> int:
+        return self.block_size
+
+    @property
+    def text_block(self) -> int:  # type: ignore[override]  # here it is no constant of the class
+        return self.block_size
+
+    @property
+    def text_block_start(self) -> str:  # type: ignore[override]
+        return "prompt" if self.alignment == "paper" else "sequence"
+
+    def start(self, context: Context) -> None:
+        """Take what the checkpoint's manifest says of its training.
+
+        Raises:
+            UserError: no mask token, or a training that contradicts ``alignment`` or ``shift``.
+        """
+        super().start(context)
+        mask, manifest = context.target.mask_token_id, context.target.manifest
+        if mask is None:
+            raise UserError("checkpoint", None, "block_diffusion needs a checkpoint with a mask token")
+        self.mask_token_id = mask
+        trained: dict[str, Any] = {}
+        if manifest is not None:
+            trained = {"alignment": manifest.alignment, "shift": manifest.objective.get("shift")}
+        for key, value in trained.items():
+            own = getattr(self, key)
+            if None not in (own, value) and own != value:
+                shown = str(value).lower()
+                raise UserError(
+                    f"method.{key}", own, f"the checkpoint was trained with {shown}", f"method.{key}={shown}"
+                )
+        known = (self.shift, trained.get("shift"), shift_of(self.alignment))
+        self.shifted = next(value for value in known if value is not None)
+
+    def admit(self, row: Row) -> None:
+        """The first block may begin in the prompt; its tokens there are known."""
+        device = self.context.target.model.device
+        tail = row.tokens[len(row.tokens) - self._tail(row) :]
+        masks = [self.mask_token_id] * (self.block_size - len(tail))
+        place = torch.arange(self.block_size, device=device)
+        nothing = (torch.tensor(self.mask_token_id), torch.tensor(0.0), torch.tensor(False))
+        row.state = BlockState(
+            torch.tensor(tail + masks, device=device),
+            place < len(tail),
+            torch.zeros(self.block_size, device=device),
+            tuple(x.to(device) for x in nothing),
+        )
+
+    def _tail(self, row: Row) -> int:
+        """Committed tokens that belong to the block in the making."""
+        start = row.prompt_length if self.text_block_start == "prompt" else 0
+        return (len(row.tokens) - start) % self.block_size
+
+    @torch.no_grad()
+    def observe(self, rows: list[Row], output: Output) -> None:
+        """What was stored predicts the first position of the block after it."""
+        last = (output.window.pending - 1)[:, None, None].expand(-1, -1, output.hidden.shape[-1])
+        logits = lm_head(self.context.target.model)(output.hidden.gather(1, last))
+        first = confidence(without_mask(logits, self.mask_token_id), self.confidence, self.tau)
+        for i, row in enumerate(rows):
+            row.state.first = tuple(x[i, 0] for x in first)
+            if row.new_tokens:  # a finished block, which then needs no forward of its own; else a piece of the prompt
+                row.state.stored = len(row.tokens)
+
+    def propose(self, rows: list[Row]) -> Window:
+        """Pending tokens up to the block's start, then the block; a row that stores separately feeds no block."""
+        pending = [len(row.tokens) - self._tail(row) - row.cached for row in rows]
+        count = [self.block_size] * len(rows)
+        for i, row in enumerate(rows):
+            if self.store == "separate" and pending[i] and row.state.stored != len(row.tokens):
+                count[i], row.state.stored = 0, len(row.tokens)
+        offsets = torch.arange(self.block_size) + (0 if self.shifted else 1)
+        return Window.build(
+            rows,
+            torch.stack([row.state.ids for row in rows]),
+            count,
+            visible=torch.ones(self.block_size, self.block_size, dtype=torch.bool),
+            logits=offsets,
+            text_block=self.text_block,
+            text_block_start=self.text_block_start,
+            pending=pending,
+        )
+
+    def accept(self, rows: list[Row], output: Output) -> Commit:
+        states: list[BlockState] = [row.state for row in rows]
+        block, known, score = (torch.stack([getattr(s, name) for s in states]) for name in ("ids", "known", "score"))
+        predicted = confidence(without_mask(output.logits, self.mask_token_id), self.confidence, self.tau)
+        if self.shifted:  # the first column is that of the last pending token, void where nothing was pending
+            has_pending = output.window.pending > 0
+            remembered = (torch.stack(x) for x in zip(*(s.first for s in states), strict=True))
+            for new, old in zip(predicted, remembered, strict=True):
+                new[:, 0] = torch.where(has_pending, new[:, 0], old)
+        ids, sure, passed = predicted
+        open_ = ~known & (output.window.count > 0)[:, None]
+        rank = (-sure if self.confidence == "entropy" else sure).masked_fill(~open_, -torch.inf)
+        is_best = torch.arange(self.block_size, device=ids.device) == rank.argmax(1, keepdim=True)
+        unmask = (passed | is_best) & open_
+        block, score, known = torch.where(unmask, ids, block), torch.where(unmask, sure, score), known | unmask
+        full = known.all(1)
+        tail = torch.tensor([self._tail(row) for row in rows], device=ids.device)
+        own = (tail[:, None] + torch.arange(self.block_size, device=ids.device)).clamp(max=self.block_size - 1)
+        commit = Commit(block.gather(1, own), full * (self.block_size - tail), confidences=score.gather(1, own))
+        block, known = block.masked_fill(full[:, None], self.mask_token_id), known & ~full[:, None]
+        for i, state in enumerate(states):
+            state.ids, state.known, state.score = block[i], known[i], score[i]
+            state.first = tuple(x[i, 0] for x in predicted)
+        return commit
