@@ -42,7 +42,7 @@ def decode(
     device: str = "auto",
     **options: Any,
 ) -> list[Completion]:
-    """Continue prompts greedily with a decoding method.
+    """Continue prompts with a decoding method, greedily unless it is given a ``temperature``.
 
     Args:
         model: registry name ("tiny", "smollm2-135m", …), a ``model`` config, or a model that ``load`` returned, which
