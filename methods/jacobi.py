@@ -66,13 +66,13 @@ class Jacobi(Method):
     lossless: ClassVar[bool] = True
     greedy_only: ClassVar[str] = "its guesses are confirmed by greedy predictions"
 
-    window_length: int | None = 8
+    window_length: int | None = 4
     initial: str = "prompt"
 
     def __post_init__(self) -> None:
         n = self.window_length
         if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
-            raise UserError("window_length", n, "a whole number of tokens, at least 1, or null", "window_length=8")
+            raise UserError("window_length", n, "a whole number of tokens, at least 1, or null", "window_length=4")
         if self.initial not in INITIALS:
             raise UserError("initial", self.initial, f"one of {', '.join(INITIALS)}")
 
