@@ -15,6 +15,7 @@ from typing import Any
 from lm_eval.api.instance import Instance
 from lm_eval.evaluator import evaluate as lm_eval_evaluate
 
+from harness.engine.rows import Request
 from harness.evaluation import tasks
 from harness.evaluation.lm import EngineLM, Generates, Row
 from harness.evaluation.quiet import quiet
@@ -115,6 +116,26 @@ def evaluate(
         data={name: one.data_hash for name, one in built.items()},
         protocol=_protocol(suite, built, template, seed),
     )
+
+
+def requests(engine: Generates, loaded: Any, suite: SuiteConfig, *, seed: int = 0) -> list[Request]:
+    """What ``evaluate`` asks of the engine, in its order, without asking it: for a look at single documents.
+
+    Raises:
+        UserError: as ``evaluate``.
+    """
+    with quiet():
+        built = tasks.build(suite)
+        model = EngineLM(engine, loaded, seed=seed)
+        model.chat_template()
+        for one in built.values():
+            one.task.build_all_requests(
+                limit=suite.limit,
+                apply_chat_template=True,
+                fewshot_as_multiturn=suite.fewshot_as_multiturn,
+                chat_template=model.apply_chat_template,
+            )
+        return model.requests([instance for one in built.values() for instance in one.task.instances])
 
 
 def _merge(generated: Mapping[tuple[str, int], Row], built: Mapping[str, tasks.SuiteTask], samples: Any) -> list[Row]:

@@ -105,9 +105,7 @@ class EngineLM(LM):
         Raises:
             UserError: a prompt leaves no room in the model's context; said before anything is generated.
         """
-        instances: dict[DocKey, Instance] = {}
-        for instance in requests:
-            instances.setdefault(_key(instance), instance)
+        instances = _by_document(requests)
         fresh = []
         for key, instance in instances.items():
             found = self._done.get((*key, prompt_hash(instance.args[0])))
@@ -118,6 +116,16 @@ class EngineLM(LM):
         self._check_lengths(fresh)
         self._generate(fresh, instances)
         return [self.rows[_key(instance)]["text"] for instance in requests]
+
+    def requests(self, instances: Sequence[Instance]) -> list[Request]:
+        """What ``generate_until`` asks of the engine, each document once, without asking it.
+
+        Raises:
+            UserError: as ``generate_until``.
+        """
+        asked = [self._request(key, instance) for key, instance in _by_document(instances).items()]
+        self._check_lengths(asked)
+        return asked
 
     def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
         """Refused: a multi-token decoder is measured by what it generates.
@@ -207,6 +215,14 @@ class _Meter:
 def _document(key: Hashable) -> DocKey:
     """The key we gave a request, back from the engine."""
     return cast(DocKey, key)
+
+
+def _by_document(instances: Iterable[Instance]) -> dict[DocKey, Instance]:
+    """The first instance of each document."""
+    found: dict[DocKey, Instance] = {}
+    for instance in instances:
+        found.setdefault(_key(instance), instance)
+    return found
 
 
 def _key(instance: Instance) -> DocKey:

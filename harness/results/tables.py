@@ -92,7 +92,8 @@ def make_lines(
 def _baseline(record: Record, records: Sequence[Record]) -> Record | None:
     """The AR SFT record to compare with: preferably the default variant, in the record's cache mode; then the newest.
 
-    Older ones may be of weights that have been trained anew since.
+    Older ones may be of weights that have been trained anew since. Sampled answers are compared with answers sampled at
+    the same temperature.
     """
 
     def comparable(r: Record) -> tuple[Any, ...]:
