@@ -115,13 +115,14 @@ class MedusaObjective(Objective):
         return total, parts
 
 
-# Probability that the guess of rank 0, 1, … of each head is the true token, given that the heads before it were right.
-# PLACEHOLDER
+# How often each head's guess of rank 0, 1, … is the true token: the heads of checkpoints/tiny/medusa on the responses of
+# 600 generated problems of the validation split (35,007 positions for the first head). Nearly the same where the heads
+# before were right, so errors are taken as independent: trees chosen by the frequency of whole paths were no better.
 RANK_ACCURACY = (
-    (0.80, 0.08, 0.04, 0.02, 0.01, 0.01, 0.005, 0.005),
-    (0.70, 0.08, 0.04, 0.02, 0.01, 0.01, 0.005, 0.005),
-    (0.60, 0.08, 0.04, 0.02, 0.01, 0.01, 0.005, 0.005),
-    (0.60, 0.08, 0.04, 0.02, 0.01, 0.01, 0.005, 0.005),
+    (0.833, 0.066, 0.034, 0.021, 0.013, 0.008, 0.006, 0.005, 0.003, 0.002),
+    (0.739, 0.092, 0.044, 0.030, 0.022, 0.016, 0.013, 0.011, 0.008, 0.006),
+    (0.696, 0.102, 0.053, 0.036, 0.028, 0.019, 0.017, 0.012, 0.010, 0.008),
+    (0.679, 0.120, 0.054, 0.035, 0.024, 0.019, 0.016, 0.011, 0.009, 0.008),
 )
 
 
