@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct on GSM8K: our greedy AR text is transformers' own, document by document (fp32)."""
+"""SmolLM2-135M-Instruct on GSM8K (fp32): our greedy AR text is transformers' own, and so is every lossless method's."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import importlib.util
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from harness.decoding import pick_method
 from harness.engine.loop import Engine
 from harness.engine.rows import Request
 from harness.models.chat import encode_chat
 from harness.models.load import LoadedModel, load
+from harness.training.compose import compose
+from harness.training.recipe import train_checkpoint
 from methods.ar_sft import ArSft
 from methods.mars import Mars
 
@@ -74,3 +78,36 @@ def test_one_token_mode_of_mars_is_greedy_ar(loaded: LoadedModel, prompts: list[
     plain = {c.key: c.token_ids for c in Engine(loaded, ArSft()).run(requests)}
     masked = {c.key: c.token_ids for c in Engine(base, Mars(tau=1.0), batch_size=2).run(requests)}
     assert masked == plain
+
+
+DRAFTING: dict[
+    str, tuple[list[str], dict[str, Any]]
+] = {  # method: what it needs trained, a few steps being enough to draft badly, and its options
+    "jacobi": ([], {}),
+    "medusa": (["medusa"], {}),
+    "eagle": (["eagle"], {}),
+    "mars": (["mars"], {"verify": True}),
+    "speculative": (["mars"], {"draft": "mars", "draft_model": "smollm2-135m", "tau": 0.3}),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTING)
+def test_a_lossless_method_writes_what_ar_writes(
+    name: str, prompts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fp32, ragged batches; verified MARS is compared with AR on its own checkpoint."""
+    monkeypatch.setenv("HARNESS_CHECKPOINTS", str(tmp_path))
+    trained, options = DRAFTING[name]
+    for method in trained:
+        command = [f"method={method}", "model=smollm2-135m", "data.limit=40", "data.held_out=0", "train.max_steps=4"]
+        train_checkpoint(compose([*command, f"checkpoints_dir={tmp_path}"]), command, progress=False)
+    chosen = pick_method(name, options)
+    block_size = chosen.trained_as.trained_block_size
+    loaded = load("smollm2-135m", method=chosen, block_size=block_size, dtype="float32", device="cpu")
+    requests = [Request(p, MAX_NEW_TOKENS, key=i) for i, p in enumerate(prompts)]
+    expected = {c.key: c.token_ids for c in Engine(loaded, ArSft(), batch_size=10).run(requests)}
+    got = {c.key: c for c in Engine(loaded, chosen, batch_size=10).run(requests)}
+    forwards = sum(c.stats.target_forwards for c in got.values())
+    print(f"{name}: {sum(map(len, expected.values())) / forwards:.3f} tokens per forward on {len(prompts)} questions")
+    assert {key: c.token_ids for key, c in got.items()} == expected
+    assert forwards < sum(map(len, expected.values())), "no draft was ever right: the equality shows little"

@@ -128,11 +128,16 @@ def load(
             device=device,
             checkpoints_dir=checkpoints_dir,
         )
-        if others[name].tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
+        if text_vocabulary(others[name].tokenizer) != text_vocabulary(loaded.tokenizer):
             allowed = f"a model with the tokenizer of {spec.name}: its tokens stand for other text"
             raise UserError(f"method.{name}_model", other.name, allowed)
     identities = {name: other.identity for name, other in others.items()}
     return dataclasses.replace(loaded, companions=others, identity=loaded.identity | {"companions": identities})
+
+
+def text_vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Token to id, without the mask, which one of two models may have been given and the other not."""
+    return {token: i for token, i in tokenizer.get_vocab().items() if token != tokenizer.mask_token}
 
 
 def open_model(
