@@ -156,7 +156,7 @@ def toy(kind: str) -> Target:
     return sampling.toy_target(kind, mask=0)
 
 
-@pytest.mark.parametrize(("kind", "temperature"), [("qwen2", 1.0), ("llama", 1.0), ("qwen2", 0.6)])
+@pytest.mark.parametrize(("kind", "temperature"), [("qwen2", 1.0), ("llama", 0.6)])
 def test_sampling_is_the_targets(kind: str, temperature: float) -> None:
     make = functools.partial(Mars, block_size=3, verify=True, temperature=temperature)
     sampling.check_sampler(make, toy(kind), temperature=temperature, runs=range(3))
@@ -176,7 +176,7 @@ class Eager(Mars):
 def test_a_biased_sampler_is_caught() -> None:
     make = functools.partial(Eager, block_size=3, verify=True, temperature=1.0)
     with pytest.raises(AssertionError, match="not the target's distribution"):
-        sampling.check_sampler(make, toy("qwen2"), temperature=1.0)
+        sampling.check_sampler(make, toy("qwen2"), temperature=1.0, num_draws=6000)
 
 
 def test_verified_settings() -> None:
@@ -186,5 +186,5 @@ def test_verified_settings() -> None:
     assert not Mars().lossless
     with pytest.raises(UserError, match="temperature=0.5: mars decodes greedily: .*verify=true samples exactly"):
         Mars(temperature=0.5)
-    with pytest.raises(UserError, match="verify=perhaps: true or false"):
+    with pytest.raises(UserError, match="verify='perhaps': true or false"):
         Mars(verify="perhaps")  # type: ignore[arg-type]

@@ -80,10 +80,7 @@ def test_one_token_mode_of_mars_is_greedy_ar(loaded: LoadedModel, prompts: list[
     assert masked == plain
 
 
-DRAFTING: dict[
-    str, tuple[list[str], dict[str, Any]]
-] = {  # method: what it needs trained, a few steps being enough to draft badly, and its options
-    "jacobi": ([], {}),
+X    "jacobi": ([], {}),
     "medusa": (["medusa"], {}),
     "eagle": (["eagle"], {}),
     "mars": (["mars"], {"verify": True}),

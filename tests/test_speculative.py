@@ -143,7 +143,7 @@ def toy(kind: str) -> Target:
     return replace(target, companions={"draft": replace(target, model=drafter(target.model, 0.15))})
 
 
-@pytest.mark.parametrize(("kind", "temperature"), [("qwen2", 1.0), ("llama", 1.0), ("qwen2", 1.7)])
+@pytest.mark.parametrize(("kind", "temperature"), [("qwen2", 1.0), ("llama", 1.7)])
 def test_sampling_is_the_targets(kind: str, temperature: float) -> None:
     make = functools.partial(Speculative, num_drafts=2, temperature=temperature)
     sampling.check_sampler(make, toy(kind), temperature=temperature, runs=range(3))
@@ -154,7 +154,9 @@ def test_a_biased_sampler_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     right = speculative.rejection_sample
     monkeypatch.setattr(speculative, "rejection_sample", lambda p, q, *rest: right(p, 0.7 * q, *rest))
     with pytest.raises(AssertionError, match="not the target's distribution"):
-        sampling.check_sampler(lambda: Speculative(num_drafts=2, temperature=1.0), toy("qwen2"), temperature=1.0)
+        sampling.check_sampler(
+            lambda: Speculative(num_drafts=2, temperature=1.0), toy("qwen2"), temperature=1.0, num_draws=6000
+        )
 
 
 def test_a_sampler_that_draws_again_from_p_after_a_rejection_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +169,9 @@ def test_a_sampler_that_draws_again_from_p_after_a_rejection_is_caught(monkeypat
 
     monkeypatch.setattr(speculative, "rejection_sample", from_p)
     with pytest.raises(AssertionError, match="not the target's distribution"):
-        sampling.check_sampler(lambda: Speculative(num_drafts=2, temperature=1.0), toy("qwen2"), temperature=1.0)
+        sampling.check_sampler(
+            lambda: Speculative(num_drafts=2, temperature=1.0), toy("qwen2"), temperature=1.0, num_draws=6000
+        )
 
 
 @pytest.mark.parametrize("roles", [{"target": "mars"}, {"draft": "mars"}])
