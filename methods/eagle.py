@@ -240,9 +240,8 @@ class Eagle(Method):
         for key in ("depth", "top_k", "num_nodes"):
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UserError(
-                    f"method.{key}", value, "a whole number, at least 1", f"method.{key}={getattr(Eagle, key)}"
-                )
+                fix = f"method.{key}={getattr(Eagle, key)}"
+                raise UserError(f"method.{key}", value, "a whole number, at least 1", fix)
         check_temperature(self.temperature)
 
     @property
@@ -259,11 +258,12 @@ class Eagle(Method):
         drafter = load_own_weights(Drafter(base), context.target)
         drafter.stack.rotary_emb = backbone(base).rotary_emb  # whose frequencies stay precise in 16 bit
         self.model = DraftModel(drafter, base)
+        self.nothing = drafter.fc.weight.new_zeros(0, base.config.hidden_size)
         # A long row may be beside one that has much to read: room for both.
         self.cache = CursorCache(1, context.num_slots, 2 * context.max_length + self.depth * self.top_k)
 
     def admit(self, row: Row) -> None:
-        row.state = _Reading(self.model.base.get_input_embeddings().weight.new_zeros(0, self.model.config.hidden_size))
+        row.state = _Reading(self.nothing)
 
     def observe(self, rows: list[Row], output: Output) -> None:
         for i, (row, fed) in enumerate(zip(rows, output.window.pending.tolist(), strict=True)):
@@ -324,10 +324,8 @@ class Eagle(Method):
         chosen = [rows[i] for i in which]
         texts = [replace(row, tokens=row.tokens[1:], cached=row.state.stored) for row in chosen]
         window = Window.build(texts, pending=pairs, logits=torch.zeros(1, dtype=torch.long))
-        features = pad_sequence(
-            [row.state.features[:n] for row, n in zip(chosen, pairs, strict=True)], batch_first=True
-        )
-        output = self._run(chosen, window, features)
+        features = [row.state.features[:n] for row, n in zip(chosen, pairs, strict=True)]
+        output = self._run(chosen, window, pad_sequence(features, batch_first=True))
         for i, row, n in zip(which, chosen, pairs, strict=True):
             row.state = _Reading(row.state.features[n:], row.state.stored + n)
             self._count(i, n)
@@ -365,10 +363,8 @@ class Eagle(Method):
         nodes, length, ids = targets[:, :0], torch.zeros_like(targets[:, 0]), targets
         if self.parents is not None:
             parents = self.parents[:, :num_nodes]
-            columns = (window.pending[:, None] + torch.arange(num_nodes, device=targets.device)).clamp(
-                max=window.width - 1
-            )
-            drafts = window.ids.gather(1, columns)
+            columns = window.pending[:, None] + torch.arange(num_nodes, device=targets.device)
+            drafts = window.ids.gather(1, columns.clamp(max=window.width - 1))
             passed = agreeing(drafts, parents, targets, window.count)
             length, nodes, last = longest_path(passed, ancestry(parents))
             ids = walk(targets, nodes, length, last, drafts)

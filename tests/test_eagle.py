@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import lossless
 import pytest
+import sampling
 import torch
-from oracles import micro_model
+from lossless import Case, Teacher
+from oracles import Target, micro_model
+from safetensors.torch import save_file
 from torch import Tensor
 
+from harness.engine.contract import Context
+from harness.engine.rows import Row
 from harness.errors import UserError
-from methods.contract import Example
-from methods.eagle import Drafter, EagleObjective
+from methods import accept, eagle, trees
+from methods.contract import OWN_WEIGHTS, Example
+from methods.eagle import Drafter, Eagle, EagleObjective
 
 KINDS = ["qwen2", "llama"]
 RESPONSES = [
@@ -28,16 +37,16 @@ def examples() -> list[Example]:
 
 
 def drafter(model: Any, seed: int = 1, spread: float = 0.2) -> Drafter:
-    """A random one in fp64; biases are not zero, or a forgotten one would not show."""
+    """A random one in fp64, of fp32 numbers as a checkpoint has; biases are not zero, or a forgotten one would hide."""
     torch.manual_seed(seed)
-    made = Drafter(model).double().eval()
+    made = Drafter(model).eval()
     with torch.no_grad():
         for parameter in made.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, spread)
             else:
                 parameter.add_(spread * torch.randn_like(parameter))
-    return made
+    return made.double()
 
 
 def objective(model: Any, **options: Any) -> EagleObjective:
@@ -193,3 +202,299 @@ def test_only_the_drafter_learns(kind: str) -> None:
 def test_bad_objective_options_name_the_key(key: str, value: Any) -> None:
     with pytest.raises(UserError, match=f"^{key}="):
         EagleObjective(**{key: value})
+
+
+# ---- decoding
+
+
+def with_weights(target: Target, own: Drafter, directory: Path) -> Target:
+    """The target with a drafter in its checkpoint's directory."""
+    save_file(own.state_dict(), directory / OWN_WEIGHTS)
+    return replace(target, checkpoint_dir=directory)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """The kit's prompts and a random drafter."""
+    case = lossless.case(request.param)
+    own = drafter(case.target.model)
+    return replace(case, target=with_weights(case.target, own, tmp_path_factory.mktemp(request.param)))
+
+
+def some(case: Case, num_prompts: int) -> Case:
+    return replace(case, asked=case.asked[:num_prompts])
+
+
+class Taught(Eagle):
+    """Drafts as ever, then takes the tokens from a teacher, so that paths of every length are accepted."""
+
+    def __init__(self, teacher: Teacher, depth: int = 3, top_k: int = 2, num_nodes: int = 9) -> None:
+        super().__init__(depth, top_k, num_nodes)
+        self.teacher = teacher
+
+    def _expand(self, rows: list[Row], levels: list[int]) -> Any:
+        tree = super()._expand(rows, levels)
+        for i, row in enumerate(rows):
+            if levels[i]:
+                known = self.teacher.candidates(row, self.depth, self.top_k)
+                rank = torch.arange(tree.ids.shape[1]) % self.top_k  # among the children of one parent
+                tree.ids[i] = known[tree.level[i] - 1, rank]
+        return tree
+
+
+def test_answers_are_greedy_ars(case: Case) -> None:
+    """200 prompts in ragged batches and alone, three caches, EOS and caps inside runs, prompts in pieces."""
+    lossless.check(Taught, case, runs=range(4))
+
+
+@pytest.mark.parametrize("options", [(3, 1, 3), (4, 3, 5), (1, 5, 5), (2, 99, 3)])
+def test_whatever_is_drafted_answers_are_greedy_ars(case: Case, options: tuple[int, int, int]) -> None:
+    """Its own drafts: a chain, a tree of few nodes, a tree of one level, one wider than the vocabulary."""
+    got = lossless.check(lambda teacher: Eagle(*options), some(case, 16))
+    assert sum(c.stats.accepted for c in got) > 0
+
+
+def no_gap_seen(passed: Tensor, path: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Broken on purpose: a node passes with all before it, whatever they hold."""
+    return trees.longest_path((passed[:, :, None] & path).any(1), path)
+
+
+def test_a_broken_acceptance_rule_is_caught(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError, match="not what greedy AR says"):
+        lossless.check(lambda teacher: lossless.broken(Taught(teacher), lossless.one_more), some(case, 24))
+    monkeypatch.setattr(eagle, "longest_path", no_gap_seen)
+    with pytest.raises(AssertionError, match="not what greedy AR says"):
+        lossless.check(Taught, some(case, 24))
+
+
+def test_kept_keys_and_values_equal_a_fresh_forward(case: Case) -> None:
+    assert lossless.check_cache(Taught, case) > 30
+    lossless.check_cache(Taught, case, cache="block", cache_block=9)
+
+
+# ---- drafts against plain readings
+
+
+@dataclass
+class Drafted:
+    """What was drafted after some committed tokens: every draft's path with its score, and the paths verified."""
+
+    tokens: list[int]
+    levels: int
+    drafts: dict[tuple[int, ...], float]
+    verified: list[tuple[int, ...]]
+
+
+def paths(ids: list[int], parents: list[int]) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(ids, parents, strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return found
+
+
+class Recorded(Taught):
+    """Remembers every tree, and checks the states that true pairs lead to against a recomputation without cache."""
+
+    def __init__(self, teacher: Teacher, *options: int) -> None:
+        super().__init__(teacher, *options)
+        self.trees: dict[Any, list[Drafted]] = {}
+        self.num_checked = 0
+
+    def _expand(self, rows: list[Row], levels: list[int]) -> Any:
+        tree = Eagle._expand(self, rows, levels)
+        for i, row in enumerate(rows):
+            found = paths(tree.ids[i].tolist(), tree.parents[i].tolist())
+            has = tree.score[i] > -torch.inf
+            drafts = {p: float(s) for p, s, h in zip(found, tree.score[i], has, strict=True) if h}
+            self.trees.setdefault(row.request.key, []).append(Drafted(list(row.tokens), levels[i], drafts, []))
+        return tree
+
+    def propose(self, rows: list[Row]) -> Any:
+        window = super().propose(rows)
+        if self.parents is not None:
+            for i, row in enumerate(rows):
+                n, start = int(window.count[i]), len(row.pending)
+                ids = window.ids[i, start : start + n].tolist()
+                self.trees[row.request.key][-1].verified = paths(ids, self.parents[i, :n].tolist())
+                assert window.visible[i, start : start + n, start : start + n].sum(1).tolist() == [
+                    len(p) for p in self.trees[row.request.key][-1].verified
+                ]
+        return window
+
+    def _read(self, rows: list[Row], which: list[int], pairs: list[int]) -> Any:
+        before = [row.state.stored for row in rows]
+        output = super()._read(rows, which, pairs)
+        model, own = self.model.base, self.model.drafter
+        for line, (i, n) in enumerate(zip(which, pairs, strict=True)):
+            if n:
+                states = plain_states(model, rows[i].tokens)
+                end = before[i] + n
+                pairs_so_far = model.get_input_embeddings()(torch.tensor([rows[i].tokens[1 : end + 1]]))
+                plain = own(pairs_so_far, states[None, :end], use_cache=False)[0, before[i] :]
+                assert torch.allclose(output.hidden[line, :n], plain, atol=1e-6)
+                assert torch.allclose(output.logits[line, 0], model.lm_head(plain[-1]), atol=1e-5)
+                self.num_checked += n
+        return output
+
+
+def plain_states(model: Any, tokens: list[int]) -> Tensor:
+    """Final-norm states of a plain forward: [length, hidden]."""
+    with torch.no_grad():
+        return model.model(input_ids=torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
+
+
+def eagle_2(
+    model: Any, own: Drafter, tokens: list[int], depth: int, top_k: int, num_nodes: int
+) -> tuple[dict[tuple[int, ...], float], list[tuple[int, ...]]]:
+    """EAGLE-2 read literally: no cache, no batch, each path a sequence of its own.
+
+    Returns:
+        Every draft's path with its log-probability, and the best paths.
+    """
+    states = plain_states(model, tokens[:-1])
+    predicted: dict[tuple[int, ...], Tensor] = {}
+
+    def children(path: tuple[int, ...]) -> dict[tuple[int, ...], float]:
+        features = torch.cat([states, *(predicted[path[:j]][None] for j in range(len(path)))])
+        with torch.no_grad():
+            embedded = model.get_input_embeddings()(torch.tensor([tokens[1:] + list(path)]))
+            predicted[path] = own(embedded, features[None], use_cache=False)[0, -1]
+            score = torch.log_softmax(model.lm_head(predicted[path]).float(), -1)
+        best = sorted(range(len(score)), key=lambda t: -float(score[t]))[:top_k]
+        return {(*path, t): float(score[t]) for t in best}
+
+    level = children(())
+    drafts = dict(level)
+    for _ in range(depth - 1):
+        expanded = sorted(level, key=lambda p: -level[p])[:top_k]
+        level = {new: level[p] + score for p in expanded for new, score in children(p).items()}
+        drafts |= level
+    return drafts, sorted(drafts, key=lambda p: (-drafts[p], len(p)))[:num_nodes]
+
+
+@pytest.mark.parametrize(("options", "cache"), [((4, 3, 8), "cursor"), ((3, 1, 3), "none"), ((3, 2, 99), "block")])
+def test_drafts_are_those_of_eagle_2_read_literally(case: Case, options: tuple[int, int, int], cache: str) -> None:
+    """In a ragged batch with refilled slots and prompts in pieces; near a row's end a tree is as deep as has room."""
+    method = Recorded(case.teacher, *options)
+    asked = [replace(request, max_new_tokens=12) for request in case.asked[:7]]
+    lossless.decode(case.target, method, asked, batch_size=3, cache=cache, cache_block=5, prefill_chunk=4)
+    model, own = case.target.model, method.model.drafter
+    count = 0
+    for trees_of_row in method.trees.values():
+        for tree in trees_of_row:
+            if not tree.levels:
+                assert not tree.drafts
+                continue
+            drafts, best = eagle_2(model, own, tree.tokens, tree.levels, *options[1:])
+            assert tree.drafts.keys() == drafts.keys()
+            assert all(tree.drafts[p] == pytest.approx(drafts[p], abs=1e-4) for p in drafts)
+            assert sorted(tree.verified) == sorted(best)
+            assert [len(p) for p in tree.verified] == sorted(len(p) for p in best), (
+                "by level, so that a prefix is a tree"
+            )
+            count += 1
+    assert count > 30
+    assert method.num_checked > 100
+
+
+# ---- costs
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+@pytest.mark.parametrize("options", [(3, 2, 9), (4, 1, 3)])
+def test_counts_follow_from_the_trace(case: Case, batch_size: int, options: tuple[int, int, int]) -> None:
+    depth, top_k, num_nodes = options
+    asked = case.asked[:14]
+    got = lossless.decode(case.target, Taught(case.teacher, *options), asked, batch_size=batch_size)
+    for request in asked:
+        stats, trace = got[request.key].stats, got[request.key].trace
+        forwards, positions, drafted, done, stored = [0], 0, 0, len(trace[0].token_ids), 0
+        for step in trace[1:]:
+            levels = min(depth, request.max_new_tokens - done - 1)
+            pairs = len(request.prompt_ids) + done - 1
+            forwards.append(levels + (levels > 0 and stored == 0))  # the prompt is read in a forward of its own
+            if levels:
+                fed = [top_k * level for level in range(1, levels)]  # the tree grows by top_k nodes and is fed whole
+                positions += pairs - stored + sum(fed)
+                stored = pairs
+                drafted += min(num_nodes, top_k + (levels - 1) * top_k**2)
+            done += len(step.token_ids)
+        assert [step.draft_forwards for step in trace] == forwards
+        assert (stats.draft_forwards, stats.draft_positions) == (sum(forwards), positions)
+        assert stats.drafted == drafted
+        assert stats.accepted <= stats.new_tokens - len(trace)
+
+
+# ---- sampling
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    target = sampling.toy_target("qwen2")
+    return with_weights(target, drafter(target.model), tmp_path_factory.mktemp("toy"))
+
+
+def test_samples_have_the_bases_distribution(toy: Target) -> None:
+    sampling.check_sampler(
+        lambda: Eagle(2, 3, 7, temperature=0.8), toy, temperature=0.8, runs=range(3), cap=4, batch_size=100
+    )
+
+
+def test_a_biased_sampler_is_caught(toy: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One random number for all nodes of a tree, instead of one each."""
+
+    def choose(logits: Tensor, rows: list[Row], temperature: float, most: int) -> Tensor:
+        number = accept.uniforms(rows, 1, logits.device).expand(-1, logits.shape[1])
+        return accept.draw(accept.probabilities(logits, temperature), number)
+
+    monkeypatch.setattr(eagle, "choose", choose)
+    with pytest.raises(AssertionError, match="not the target's"):
+        sampling.check_sampler(
+            lambda: Eagle(2, 3, 7, temperature=0.8), toy, temperature=0.8, num_draws=4000, cap=4, batch_size=100
+        )
+
+
+# ---- weights and options
+
+
+def test_weights_come_back_from_the_checkpoint(case: Case, tmp_path: Path) -> None:
+    model = case.target.model
+    own = drafter(model, seed=5)
+    method = Eagle()
+    method.start(Context(with_weights(case.target, own, tmp_path), 1, 64))
+    loaded = method.model.drafter
+    assert all(torch.equal(p, own.state_dict()[name]) for name, p in loaded.state_dict().items())
+    assert not any(p.requires_grad for p in loaded.parameters())
+    assert not loaded.training
+
+
+def test_a_drafter_of_another_model_is_refused(case: Case, tmp_path: Path) -> None:
+    other = drafter(micro_model("llama" if case.target.model.config.model_type == "qwen2" else "qwen2"))
+    with pytest.raises(UserError, match="does not fit"):
+        Eagle().start(Context(with_weights(case.target, other, tmp_path), 1, 64))
+    with pytest.raises(UserError, match=f"a directory with {OWN_WEIGHTS}"):
+        Eagle().start(Context(replace(case.target, checkpoint_dir=None), 1, 64))
+
+
+def test_in_16_bit_the_drafter_rotates_as_its_base_does(tmp_path: Path) -> None:
+    """A model opened in bf16 keeps precise frequencies; a drafter that is cast must not lose them."""
+    model = micro_model()
+    precise = model.model.rotary_emb.inv_freq.float()
+    model.bfloat16()
+    model.model.rotary_emb.inv_freq = precise
+    method = Eagle()
+    method.start(Context(with_weights(Target(model), drafter(micro_model()), tmp_path), 1, 64))
+    assert method.model.drafter.fc.weight.dtype == torch.bfloat16
+    assert torch.equal(method.model.drafter.stack.rotary_emb.inv_freq, precise)
+
+
+@pytest.mark.parametrize("key", ["depth", "top_k", "num_nodes"])
+@pytest.mark.parametrize("value", [0, 2.0, True])
+def test_bad_options_name_the_key(key: str, value: Any) -> None:
+    with pytest.raises(UserError, match=rf"^method\.{key}="):
+        Eagle(**{key: value})
+
+
+def test_a_bad_temperature_is_refused() -> None:
+    with pytest.raises(UserError, match="^temperature=-1"):
+        Eagle(temperature=-1)
