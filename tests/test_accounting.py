@@ -24,6 +24,7 @@ METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 # Settings under which a method decodes in another way than by default.
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in METHODS),
+    ("block_diffusion", {"store": "fused"}),
     ("mars", {"verify": True}),
     ("speculative", {"draft": "mars"}),
     ("speculative", {"target": "mars"}),

@@ -24,6 +24,7 @@ from harness.evaluation import lm
 from harness.results import provenance, stats, tables
 from harness.results.records import DOCUMENT_TYPES, Record, now, summarise
 from harness.results.store import DONE, FAILED, MISSING, PARTIAL, Store, StoredCell
+from methods.jacobi import Jacobi
 
 METRIC = {"word_problems": "exact_match,strict-match"}
 
@@ -455,19 +456,24 @@ def test_options_show_where_they_are_not_the_default() -> None:
     assert (verified["tau"], verified["confidence"]) == (tables.NONE, tables.NONE), "both are of no account"
     assert verified["options"] == "temperature=0.5"
     jacobi = {"method": "jacobi", "cls": "methods.jacobi.Jacobi", "initial": "prompt"}
-    assert line(**jacobi, window_length=8).labels["options"] == tables.NONE
-    assert line(**jacobi, window_length=16).labels["options"] == "window_length=16"
+    assert line(**jacobi, window_length=Jacobi().window_length).labels["options"] == tables.NONE
+    assert line(**jacobi, window_length=99).labels["options"] == "window_length=99"
     elsewhere = line(cls="nowhere.Mine", method="mine", guesses=3, temperature=0.0)
     assert elsewhere.labels["options"] == "guesses=3", "its defaults are not known here"
-    text = rendered([line(**jacobi, window_length=16)], 80)
-    assert "jacobi " in text
-    assert " window_length=\n" in text.replace(" " * 2, "").replace(" \n", "\n")
-    assert " tau " not in text, "no row has one"
+    text = [row.rstrip() for row in rendered([line(**jacobi, window_length=99)], 80).splitlines()]
+    place = text.index(" window_length=")
+    assert text[place - 1].startswith("jacobi ")
+    assert text[place + 1] == "  99"
+    assert not any(" tau " in row for row in text), "no row has one"
 
 
 def test_seven_methods_with_drafts_and_options_fit_80_columns() -> None:
     """Wide scores, intervals with two digits on both sides, the longest names."""
-    documents = {f"{i:016x}": [document(k, float((k * 7 + i) % 4 < 2), **DRAFTED) for k in range(30)] for i in range(8)}
+
+    def score(i: int, k: int) -> float:
+        return 1.0 if i == 5 else float((k * 7 + i) % 4 < 2)  # one method is always right: 100.0
+
+    documents = {f"{i:016x}": [document(k, score(i, k), **DRAFTED) for k in range(20)] for i in range(8)}
     named = [
         ("ar_sft", "ArSft", {}),
         ("block_diffusion", "BlockDiffusion", {"tau": 0.95, "block_size": 4}),
@@ -487,7 +493,7 @@ def test_seven_methods_with_drafts_and_options_fit_80_columns() -> None:
     assert all(len(row) <= 80 for row in text.splitlines())
     assert "…" not in text
     names = ("block_diffusion ", "mars verified ", "\n draft=mars ", "\n draft_model=", "\n  tiny-1m ")
-    for whole in (*names, "[−30.0,+23.3]"):
+    for whole in (*names, " 100.0 ±16.1 "):
         assert whole in text
     assert text.count("] ") + text.count("]\n") >= 7, "no interval is cut"
 

@@ -193,7 +193,7 @@ def _delta(line: Line) -> str:
 
 
 EQUIVALENT, DELTA = "tokens/ equiv. forward", "Δ vs AR SFT"
-METHOD_WIDTH, DELTA_WIDTH = 16, 14  # on the terminal: of an option, and of an interval
+METHOD_WIDTH, DELTA_WIDTH = 15, 14  # on the terminal: of an option, and of an interval
 
 
 def _measures(line: Line) -> dict[str, str]:
