@@ -59,7 +59,8 @@ class Cell:
         shown += [f"B={block_size}"] if block_size is not None else []
         for field in dataclasses.fields(self.method):
             value = getattr(self.method, field.name)
-            if field.name not in ("tau", "block_size") and value != field.default:
+            unused = value is None and field.name in SHARED_AXES
+            if field.name not in ("tau", "block_size") and value != field.default and not unused:
                 shown.append(f"{field.name}={value}")
         return " ".join([str(self.cfg.method.name), *shown])
 
