@@ -115,7 +115,7 @@ class MedusaObjective(Objective):
         return total, parts
 
 
-# How often each head's guess of rank 0, 1, … is the true token: the heads of checkpoints/tiny/medusa on the responses of
+# How often each head's guess of rank 0, 1, … is the true token: heads of checkpoints/tiny/medusa, on the responses of
 # 600 generated problems of the validation split (35,007 positions for the first head). Nearly the same where the heads
 # before were right, so errors are taken as independent: trees chosen by the frequency of whole paths were no better.
 RANK_ACCURACY = (
@@ -174,7 +174,12 @@ def check_depth(tree: Any, num_heads: int) -> None:
     deepest = [] if isinstance(tree, str) else max(tree, key=len)
     if len(deepest) > num_heads:
         allowed = f"a path has a rank per head, and there are {num_heads} heads"
-        raise UserError("tree", list(deepest), allowed, f"cut paths to {num_heads} ranks, or train more heads")
+        raise UserError(
+            "tree",
+            list(deepest),
+            allowed,
+            f"cut paths to {num_heads} ranks, or train with +objective.num_heads={len(deepest)}",
+        )
 
 
 def typical(logits: Tensor, ids: Tensor, parents: Tensor, temperature: float, epsilon: float, delta: float) -> Tensor:
@@ -267,7 +272,7 @@ class Medusa(Method):
             raise UserError("checkpoint", str(target.checkpoint_dir), "medusa needs one with heads", fix)
         trained, own_head = (target.manifest.objective[key] for key in ("num_heads", "own_head"))
         if self.num_heads is not None and self.num_heads > trained:
-            fix = f"num_heads={trained}, or train with objective.num_heads={self.num_heads}"
+            fix = f"num_heads={trained}, or train with +objective.num_heads={self.num_heads}"
             raise UserError("num_heads", self.num_heads, f"the checkpoint has {trained} heads", fix)
         self.lm_head = lm_head(target.model)
         vocab_size, hidden_size = self.lm_head.weight.shape

@@ -25,7 +25,7 @@ from methods.contract import Method
 VOCAB = 6
 PROMPT = (1, 4, 0, 2)
 LENGTH = 3  # tokens of a sequence that is counted
-CAP = 6  # tokens that are drawn: drafts reach beyond what is counted, as they do in the middle of a text
+CAP = 5  # tokens that are drawn: drafts reach beyond what is counted, as they do in the middle of a text
 NUM_DRAWS = 20_000
 LOWEST_P = 0.001
 
@@ -69,7 +69,7 @@ def draw(
     *,
     prompt: Sequence[int] = PROMPT,
     cap: int = CAP,
-    batch_size: int = 500,
+    batch_size: int = 200,
     **kw: Any,
 ) -> list[Completion]:
     """One completion per seed 0 … ``num_draws`` − 1, in this order."""

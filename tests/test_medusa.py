@@ -85,8 +85,8 @@ def test_whatever_its_heads_guess_answers_are_greedy_ars(case: Case, method: Med
 
 
 def test_chain_and_sparse_trees_of_a_teacher(case: Case) -> None:
-    lossless.check(taught(tree="chain"), some(case, 60), runs=range(HEADS + 1), caches=["cursor"])
-    lossless.check(taught(num_nodes=60, num_heads=3), some(case, 60), runs=range(3), caches=["cursor", "block"])
+    lossless.check(taught(tree="chain"), some(case, 40), runs=range(HEADS + 1), caches=["cursor"])
+    lossless.check(taught(num_nodes=40, num_heads=2), some(case, 40), runs=range(3), caches=["block"])
 
 
 @pytest.mark.parametrize(
@@ -157,11 +157,12 @@ def literal(target: Target, request: Request, tree: list[list[int]], rule: Rule,
             ]
         nodes = sorted((path for path in tree if len(path) < room), key=len) if done else []
         best: list[int] = []
-        for path in nodes:
-            drafts = [int(ranked[k][rank]) for k, rank in enumerate(path)]
-            logits = logits_of(model, text + drafts)[len(text) - 1 :]
-            if len(drafts) > len(best) and all(rule(logits[j], t) for j, t in enumerate(drafts)):
-                best = drafts
+        for length in sorted({len(path) for path in nodes}):
+            drafts = [[int(ranked[k][r]) for k, r in enumerate(path)] for path in nodes if len(path) == length]
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([text + d for d in drafts])).logits[:, len(text) - 1 :]
+            right = (all(rule(line[j], t) for j, t in enumerate(d)) for d, line in zip(drafts, logits, strict=True))
+            best = next(itertools.compress(drafts, right), best)
         step = [*best, int(logits_of(model, text + best)[-1].argmax())]
         end = next((i + 1 for i, t in enumerate(step) if t in eos), len(step))
         steps.append((step[:end], len(nodes)))
@@ -170,18 +171,20 @@ def literal(target: Target, request: Request, tree: list[list[int]], rule: Rule,
     return steps
 
 
-@pytest.mark.parametrize(("acceptance", "rule"), [("greedy", says), ("typical", likely)])
-@pytest.mark.parametrize("own_head", [False, True])
+@pytest.mark.parametrize(
+    ("acceptance", "rule", "own_head"), [("greedy", says, False), ("typical", likely, True)], ids=["greedy", "typical"]
+)
 def test_each_forward_commits_what_the_literal_method_commits(
     toy: Target, acceptance: str, rule: Rule, own_head: bool, tmp_path: Path
 ) -> None:
     """Which state the heads read is seen here: a block cache cuts paths short, and the next guesses must know it."""
     target = with_heads(toy, tmp_path, own_head=own_head)
     tree = [[0], [1], [2], [0, 0], [1, 0], [1, 1], [0, 1], [1, 0, 2], [0, 1, 0], [0, 1, 0, 0], [1, 1, 0], [2, 0]]
-    asked = toy_requests()
+    asked = toy_requests(8)
+    every = {block: {r.key: literal(target, r, tree, rule, block) for r in asked} for block in (1000, 5)}
     for cache, block, batch_size in (("cursor", 1000, 1), ("cursor", 1000, 5), ("none", 1000, 5), ("block", 5, 5)):
-        expected = {r.key: literal(target, r, tree, rule, block) for r in asked}
-        assert {len(step) for steps in expected.values() for step, _ in steps} >= {1, 2, 3, 4}
+        expected = every[block]
+        assert {len(step) for steps in expected.values() for step, _ in steps} >= {1, 2, 3}
         method = Medusa(tree=tree, acceptance=acceptance)
         got = lossless.decode(target, method, asked, batch_size=batch_size, cache=cache, cache_block=block)
         for key, steps in expected.items():
@@ -258,11 +261,11 @@ def test_typical_acceptance_is_lossy_and_commits_more(toy: Target) -> None:
 # ---- sampling
 
 
-@pytest.mark.parametrize("tree", ["sparse", "chain"])
-def test_samples_are_the_targets(toy: Target, tree: str) -> None:
-    temperature = {"sparse": 1.0, "chain": 0.7}[tree]
+def test_samples_are_the_targets(toy: Target) -> None:
+    """A tree at temperature 1 on one model, a chain at 0.7 on the other."""
+    tree, temperature = ("sparse", 1.0) if toy.model.config.model_type == "qwen2" else ("chain", 0.7)
     sampling.check_sampler(
-        lambda: Medusa(tree=tree, temperature=temperature), toy, temperature=temperature, runs=range(4)
+        lambda: Medusa(tree=tree, temperature=temperature), toy, temperature=temperature, runs=range(3)
     )
 
 
@@ -270,7 +273,7 @@ def test_a_biased_sampler_is_caught(toy: Target) -> None:
     """Typical acceptance prefers what the heads guess; and a temperature a little off shows too."""
     for biased in (Medusa(temperature=1.0, acceptance="typical"), Medusa(temperature=1.2)):
         with pytest.raises(AssertionError, match="not the target's distribution"):
-            sampling.check_sampler(lambda method=biased: replace(method), toy, temperature=1.0, num_draws=6000)
+            sampling.check_sampler(lambda method=biased: replace(method), toy, temperature=1.0, num_draws=3000)
 
 
 # ---- trees
@@ -324,7 +327,7 @@ def test_measured_accuracies_fall_in_rank() -> None:
     ],
 )
 def test_bad_options_name_the_key(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=f"^{message}"):
+    with pytest.raises(UserError, match=f"(?s)^{message}"):
         Medusa(**options)
 
 
@@ -337,7 +340,7 @@ def test_bad_options_name_the_key(options: dict[str, Any], message: str) -> None
     ],
 )
 def test_what_the_checkpoint_lacks_is_refused(toy: Target, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=f"^{message}"):
+    with pytest.raises(UserError, match=f"(?s)^{message}"):
         lossless.decode(toy, Medusa(**options), toy_requests(1))
 
 
@@ -388,7 +391,7 @@ def test_the_loss_is_the_plain_loops(own_head: bool) -> None:
                     losses[k].append(-torch.log_softmax(logits, -1)[example.ids[t + 2 + k]])
         means = [torch.stack(values).mean() for values in losses]
         loss, parts = made.loss(model, made.collate(examples()))
-    assert [len(values) for values in losses] == [20, 15, 11]
+    assert [len(values) for values in losses] == [19, 14, 9]
     assert loss == pytest.approx(float(means[0] + 0.7 * means[1] + 0.49 * means[2]), rel=1e-5)
     assert {k: float(v) for k, v in parts.items()} == pytest.approx(
         {f"head_{k}": float(m) for k, m in enumerate(means)}
@@ -441,8 +444,8 @@ def test_a_training_saves_heads_that_decode(own_head: bool, tmp_path: Path) -> N
         "method=medusa", "model=local", f"model.path={base}", "data=jsonl", f"data.path={path}", "data.held_out=6",
         "train.batch_size=8", "train.max_steps=12", "train.learning_rate=1e-2", "train.log_every=2",
         "train.save_every=0", "train.eval_every=4", "train.bf16=false", "init_from=base", "device=cpu",
-        "objective.num_heads=3", f"objective.own_head={str(own_head).lower()}", f"checkpoints_dir={tmp_path / 'made'}",
-        "train.optimizer=muon",
+        "+objective.num_heads=3", f"+objective.own_head={str(own_head).lower()}",
+        f"checkpoints_dir={tmp_path / 'made'}", "train.optimizer=muon",
     ]  # fmt: skip
     made = recipe.train_checkpoint(compose(args), args, progress=False)
     assert all(torch.equal(w, before[k]) for k, w in load_file(base / "model.safetensors").items())
