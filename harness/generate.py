@@ -119,7 +119,7 @@ def generate(prompt: str, own: dict[str, str], overrides: Sequence[str]) -> Comp
         cache_block=cfg.cache_block,
         accept_limit=cfg.accept_limit,
     )
-    axes = ", ".join(f"{name}={getattr(method, name)}" for name in method.axes())
+    axes = ", ".join(grid.settings_text(method))
     title = f"{method.name} ({axes})" if axes else method.name
     console = Console(highlight=False)
     heading = f"{title}, {loaded.name}"

@@ -54,15 +54,7 @@ class Cell:
     @property
     def title(self) -> str:
         """Method with tau, B, and what else differs from its defaults: the name of its progress bar."""
-        tau, block_size = (getattr(self.method, name, None) for name in ("tau", "block_size"))
-        shown = [f"tau={tau:g}"] if tau is not None else []
-        shown += [f"B={block_size}"] if block_size is not None else []
-        for field in dataclasses.fields(self.method):
-            value = getattr(self.method, field.name)
-            unused = value is None and field.name in SHARED_AXES
-            if field.name not in ("tau", "block_size") and value != field.default and not unused:
-                shown.append(f"{field.name}={value}")
-        return " ".join([str(self.cfg.method.name), *shown])
+        return " ".join([str(self.cfg.method.name), *settings_text(self.method)])
 
     @property
     def label(self) -> str:
@@ -95,6 +87,16 @@ class Plan:
             for cell, others in zip(self.cells, self.merged, strict=True)
             if others
         ]
+
+
+def settings_text(method: Method) -> list[str]:
+    """What ``Method.changed`` says, as a user writes it, with B for block_size; tau and B first."""
+    shown = {"block_size": "B"}
+    order = sorted(method.changed().items(), key=lambda item: ("tau", "block_size", item[0]).index(item[0]))
+    return [
+        f"{shown.get(name, name)}={f'{value:g}' if isinstance(value, float) else str(value)}".replace("True", "true")
+        for name, value in order
+    ]
 
 
 def _notice(cell: Cell, asked: list[tuple[str, ...]]) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from harness.errors import UserError
 from harness.evaluation import documents
-from harness.grid import Cell, Plan, checkpoint_request, suite_config
+from harness.grid import Cell, Plan, checkpoint_request, settings_text, suite_config
 from harness.models import checkpoints, registry
 from harness.results.provenance import machine
 from harness.results.records import Record
@@ -145,8 +145,9 @@ def _table(plan: Plan, *columns: str) -> tuple[Table, list[list[str]]]:
 
 def _describe(cell: Cell) -> dict[str, str]:
     """What may tell a cell from the others of its sweep."""
-    short = {"block_size": "B"}
-    axes = {short.get(name, name): str(value) for name, value in cell.identity["method"]["axes"].items()}
+    settings = dict(text.split("=", 1) for text in settings_text(cell.method))
+    axes: dict[str, str] = {name: settings.pop(name, NONE) for name in ("tau", "B")}
+    axes |= {"options": " ".join(f"{name}={value}" for name, value in settings.items()) or NONE}
     request = checkpoint_request(cell.cfg, cell.method)
     chosen = {name: str(request[name] or NONE) for name in ("variant", "alignment", "checkpoint")}
     rest = {"suite": str(cell.cfg.suite.name), "cache": str(cell.cfg.cache), "seed": str(cell.cfg.seed)}

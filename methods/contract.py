@@ -68,6 +68,16 @@ class Method:
         """Names of the settings that change this method's output."""
         return tuple(f.name for f in dataclasses.fields(cls))
 
+    def changed(self) -> dict[str, Any]:
+        """Settings that tell this method from its defaults; tau and block_size, where they count, in any case."""
+        found = {}
+        for f in dataclasses.fields(self):
+            value, always = getattr(self, f.name), f.name in ("tau", "block_size")
+            of_no_account = value is None and (always or f.name == "confidence")
+            if not of_no_account and (always or value != f.default):
+                found[f.name] = value
+        return found
+
     @classmethod
     def from_settings(cls, shared: Mapping[str, Any], own: Mapping[str, Any]) -> Method:
         """Build from a run's shared settings (tau, block_size, …: those among its fields) and its own options.

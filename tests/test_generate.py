@@ -175,7 +175,7 @@ def test_one_generation_end_to_end(model: dict[str, Any], tmp_path: Path, capsys
     line = ["model=local", f"model.path={model['path']}", "dtype=float64", "variant=base", "max_new_tokens=12"]
     assert generate.main(["Hi", "method=mars", "tau=0.3", f"svg={tmp_path / 'picture.svg'}", *line]) == 0
     printed = capsys.readouterr().out
-    assert "mars (tau=0.3, block_size=4, confidence=probability), m" in printed
+    assert "mars (tau=0.3, B=4), m" in printed
     assert "12 tokens in" in printed
     picture = (tmp_path / "picture.svg").read_text()
     assert picture.startswith("<svg")
