@@ -86,7 +86,7 @@ class EagleObjective(Objective):
         for key in self.option_names():
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-                raise UserError(key, value, "a number from 0", f"objective.{key}={getattr(EagleObjective, key)}")
+                raise UserError(key, value, "a number from 0")
 
     def attach(self, model: nn.Module) -> nn.Module:
         return Drafter(model).to(lm_head(model).weight.device)
@@ -115,8 +115,10 @@ class EagleObjective(Objective):
         if self.own.training and self.noise:
             features = features + self.noise * (2 * torch.rand_like(features) - 1)
         predicted = self.own(embeddings, features, use_cache=False)[at]
-        regression = nn.functional.smooth_l1_loss(predicted.float(), true.float())
-        soft = nn.functional.cross_entropy(head(predicted).float(), target)
+        count = at.sum().clamp(min=1)  # a batch may have answers of one token only
+        regression = nn.functional.smooth_l1_loss(predicted.float(), true.float(), reduction="sum")
+        regression = regression / (count * true.shape[1])
+        soft = nn.functional.cross_entropy(head(predicted).float(), target, reduction="sum") / count
         parts = {"regression": regression.detach(), "soft": soft.detach()}
         return self.regression_weight * regression + self.soft_weight * soft, parts
 

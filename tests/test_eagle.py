@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import lossless
+import micro
 import pytest
 import sampling
 import torch
 from lossless import Case, Teacher
 from oracles import Target, micro_model
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from harness import decode
 from harness.engine.contract import Context
 from harness.engine.rows import Row
 from harness.errors import UserError
+from harness.models.manifest import Manifest
+from harness.training import data, recipe
+from harness.training.compose import compose
 from methods import accept, eagle, trees
 from methods.contract import OWN_WEIGHTS, Example
 from methods.eagle import Drafter, Eagle, EagleObjective
@@ -145,6 +151,16 @@ def test_loss_is_that_of_separate_pairs(kind: str) -> None:
     assert float(loss.detach()) == pytest.approx(0.7 * regression + 0.3 * soft, abs=1e-5)
 
 
+def test_a_batch_without_drafts_has_a_loss() -> None:
+    """Answers of one token: the base says it itself."""
+    model = micro_model()
+    made = objective(model)
+    loss, parts = made.loss(model, made.collate([Example([1, 2, 3], [False, False, True])]))
+    assert float(loss.detach()) == 0
+    loss.backward()
+    assert not any(parts.values())
+
+
 def test_noise_is_uniform_on_the_states_read_and_only_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
     model = micro_model()
     made = objective(model, noise=0.25)
@@ -244,13 +260,13 @@ class Taught(Eagle):
 
 def test_answers_are_greedy_ars(case: Case) -> None:
     """200 prompts in ragged batches and alone, three caches, EOS and caps inside runs, prompts in pieces."""
-    lossless.check(Taught, case, runs=range(4))
+    lossless.check(Taught, some(case, 200 if case.target.model.config.model_type == "qwen2" else 60), runs=range(4))
 
 
 @pytest.mark.parametrize("options", [(3, 1, 3), (4, 3, 5), (1, 5, 5), (2, 99, 3)])
 def test_whatever_is_drafted_answers_are_greedy_ars(case: Case, options: tuple[int, int, int]) -> None:
     """Its own drafts: a chain, a tree of few nodes, a tree of one level, one wider than the vocabulary."""
-    got = lossless.check(lambda teacher: Eagle(*options), some(case, 16))
+    got = lossless.check(lambda teacher: Eagle(*options), some(case, 8))
     assert sum(c.stats.accepted for c in got) > 0
 
 
@@ -458,14 +474,46 @@ def test_a_biased_sampler_is_caught(toy: Target, monkeypatch: pytest.MonkeyPatch
 
 
 def test_weights_come_back_from_the_checkpoint(case: Case, tmp_path: Path) -> None:
-    model = case.target.model
-    own = drafter(model, seed=5)
+    own = drafter(case.target.model, seed=5)
     method = Eagle()
     method.start(Context(with_weights(case.target, own, tmp_path), 1, 64))
     loaded = method.model.drafter
     assert all(torch.equal(p, own.state_dict()[name]) for name, p in loaded.state_dict().items())
     assert not any(p.requires_grad for p in loaded.parameters())
     assert not loaded.training
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_saves_a_drafter_that_decodes(kind: str, tmp_path: Path) -> None:
+    """Through the recipe: the base stays what it was, both losses are logged and fall, the drafter comes back."""
+    base = micro.save(tmp_path / "micro", micro.model(kind))
+    before = load_file(base / "model.safetensors")
+    path = tmp_path / "chats.jsonl"
+    chats = [data.pair(f"{'x' * (i % 7)} {i}?", f"It is {i}{'!' * (i % 5)}") for i in range(70)]
+    path.write_text("\n".join(json.dumps(chat) for chat in chats), "utf-8")
+    args = [
+        "method=eagle", "model=local", f"model.path={base}", "data=jsonl", f"data.path={path}", "data.held_out=6",
+        "train.batch_size=8", "train.max_steps=16", "train.learning_rate=1e-2", "train.log_every=2",
+        "train.save_every=0", "train.eval_every=4", "train.bf16=false", "init_from=base", "device=cpu",
+        "+objective.soft_weight=0.3", f"checkpoints_dir={tmp_path / 'made'}", "train.optimizer=muon",
+    ]  # fmt: skip
+    made = recipe.train_checkpoint(compose(args), args, progress=False)
+    assert all(torch.equal(w, before[name]) for name, w in load_file(base / "model.safetensors").items())
+    assert sorted(p.name for p in made.iterdir()) == ["manifest.json", OWN_WEIGHTS, "train.jsonl"]
+    manifest = Manifest.read(made)
+    assert (manifest.kind, manifest.adapter) == ("eagle", "own")
+    assert manifest.objective == {"noise": 0.1, "regression_weight": 1.0, "soft_weight": 0.3}
+    log = [json.loads(line) for line in (made / "train.jsonl").read_text("utf-8").splitlines()]
+    losses = [(line["loss_regression"], line["loss_soft"]) for line in log if "loss_soft" in line]
+    assert all(last < first for first, last in zip(losses[0], losses[-1], strict=True))
+
+    model = {"name": "micro", "source": "local", "path": str(base)}
+    options: dict[str, Any] = {"checkpoints_dir": tmp_path / "made", "max_new_tokens": 12, "dtype": "float64"}
+    prompts = [f"{'x' * i}?" for i in range(4)]
+    got = decode(model, "eagle", prompts, checkpoint=made, **options)
+    plain = decode(model, "ar_sft", prompts, checkpoint=base, **options)
+    assert [c.token_ids for c in got] == [c.token_ids for c in plain]
+    assert sum(c.stats.draft_forwards for c in got) > 0
 
 
 def test_a_drafter_of_another_model_is_refused(case: Case, tmp_path: Path) -> None:
