@@ -73,7 +73,8 @@ def summary(record: Record) -> dict[str, Any]:
         name: getattr(record.speed, name)
         for name in (
             "documents", "tokens_per_forward", "tokens_per_forward_task_mean", "positions_per_token",
-            "tokens_per_second", "seconds", "new_tokens", "target_forwards", "draft_forwards",
+            "tokens_per_second", "seconds", "new_tokens", "target_forwards", "draft_forwards", "draft_cost",
+            "tokens_per_equivalent_forward",
         )
     }  # fmt: skip
     for name, benchmark in record.benchmarks.items():

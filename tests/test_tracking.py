@@ -81,7 +81,7 @@ def test_each_cell_is_its_own_run(wandb: FakeWandb, tmp_path: Path, capsys: pyte
     assert second.arguments["config"]["identity"]["method"]["axes"]["tau"] == 0.95
     assert first.arguments["mode"] == "offline"
     assert first.arguments["dir"] == str(tmp_path)
-    assert first.summary["tokens_per_forward"] == 2.0
+    assert first.summary["tokens_per_forward"] == first.summary["tokens_per_equivalent_forward"] == 2.0
     assert first.summary["score"] == first.summary["word_problems/score"] == 0.5
     assert first.summary["word_problems/exact_match,strict-match"] == 0.5
     table = first.logged["documents"]
