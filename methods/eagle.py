@@ -89,7 +89,7 @@ class EagleObjective(Objective):
                 raise UserError(key, value, "a number from 0")
 
     def attach(self, model: nn.Module) -> nn.Module:
-        return Drafter(model).to(lm_head(model).weight.device)
+        return Drafter(model).to(next(model.parameters()).device)
 
     def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
         """``ids`` int64 [batch, length], and ``drafts`` bool [batch, length − 1]: the pairs that have a loss."""
