@@ -134,7 +134,13 @@ def check_keys(overrides: Iterable[Any], cfg: DictConfig, groups: Collection[str
     known = [*known_keys(cfg), *groups]
     for override in overrides:
         key = override.key_or_group
-        if override.is_add() or override.is_delete() or key.startswith("hydra") or key.split(".")[0] in swept:
+        if (
+            override.is_add()
+            or override.is_force_add()
+            or override.is_delete()
+            or key.startswith("hydra")
+            or key.split(".")[0] in swept
+        ):
             continue
         if key not in known:
             raise unknown_key(key, override.get_value_string(), known)

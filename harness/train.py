@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from harness.config import CONF, ROOT
 from harness.errors import UserError
-from harness.training.compose import compose, register
+from harness.training.compose import compose, open_objective, register
 from harness.training.recipe import train_checkpoint
 
 failures: list[str] = []
@@ -37,6 +37,7 @@ def main() -> int:
     register()
     logging.captureWarnings(True)  # libraries' deprecation notices are not the user's business
     logging.getLogger("py.warnings").setLevel(logging.ERROR)
+    sys.argv[1:] = open_objective(sys.argv[1:])
     args = get_args_parser().parse_args()
     if not (args.help or args.hydra_help or args.info or args.shell_completion or args.config_dir):
         try:

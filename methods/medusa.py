@@ -178,7 +178,7 @@ def check_depth(tree: Any, num_heads: int) -> None:
             "tree",
             list(deepest),
             allowed,
-            f"cut paths to {num_heads} ranks, or train with +objective.num_heads={len(deepest)}",
+            f"cut paths to {num_heads} ranks, or train with objective.num_heads={len(deepest)}",
         )
 
 
@@ -272,7 +272,7 @@ class Medusa(Method):
             raise UserError("checkpoint", str(target.checkpoint_dir), "medusa needs one with heads", fix)
         trained, own_head = (target.manifest.objective[key] for key in ("num_heads", "own_head"))
         if self.num_heads is not None and self.num_heads > trained:
-            fix = f"num_heads={trained}, or train with +objective.num_heads={self.num_heads}"
+            fix = f"num_heads={trained}, or train with objective.num_heads={self.num_heads}"
             raise UserError("num_heads", self.num_heads, f"the checkpoint has {trained} heads", fix)
         self.lm_head = lm_head(target.model)
         vocab_size, hidden_size = self.lm_head.weight.shape

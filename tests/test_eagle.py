@@ -495,7 +495,7 @@ def test_a_training_saves_a_drafter_that_decodes(kind: str, tmp_path: Path) -> N
         "method=eagle", "model=local", f"model.path={base}", "data=jsonl", f"data.path={path}", "data.held_out=6",
         "train.batch_size=8", "train.max_steps=16", "train.learning_rate=1e-2", "train.log_every=2",
         "train.save_every=0", "train.eval_every=4", "train.bf16=false", "init_from=base", "device=cpu",
-        "+objective.soft_weight=0.3", f"checkpoints_dir={tmp_path / 'made'}", "train.optimizer=muon",
+        "objective.soft_weight=0.3", f"checkpoints_dir={tmp_path / 'made'}", "train.optimizer=muon",
     ]  # fmt: skip
     made = recipe.train_checkpoint(compose(args), args, progress=False)
     assert all(torch.equal(w, before[name]) for name, w in load_file(base / "model.safetensors").items())

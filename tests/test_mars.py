@@ -323,7 +323,7 @@ def test_a_checkpoint_without_a_mask_is_refused() -> None:
 def test_own_options_are_checked_against_the_fields() -> None:
     shared = {"tau": 0.7, "block_size": 8, "confidence": "margin", "other": 1}
     assert Mars.from_settings(shared, {}) == Mars(0.7, 8, "margin")
-    assert Mars.axes() == ("tau", "block_size", "confidence")
+    assert Mars.axes() == ("tau", "block_size", "confidence", "verify", "temperature")
     with pytest.raises(UserError, match=r"method\.verfy"):
         Mars.from_settings(shared, {"verfy": True})
 

@@ -444,7 +444,7 @@ def test_a_training_saves_heads_that_decode(own_head: bool, tmp_path: Path) -> N
         "method=medusa", "model=local", f"model.path={base}", "data=jsonl", f"data.path={path}", "data.held_out=6",
         "train.batch_size=8", "train.max_steps=12", "train.learning_rate=1e-2", "train.log_every=2",
         "train.save_every=0", "train.eval_every=4", "train.bf16=false", "init_from=base", "device=cpu",
-        "+objective.num_heads=3", f"+objective.own_head={str(own_head).lower()}",
+        "objective.num_heads=3", f"objective.own_head={str(own_head).lower()}",
         f"checkpoints_dir={tmp_path / 'made'}", "train.optimizer=muon",
     ]  # fmt: skip
     made = recipe.train_checkpoint(compose(args), args, progress=False)

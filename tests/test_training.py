@@ -392,7 +392,7 @@ def test_stable_decay_reaches_zero_and_its_front_does_not_depend_on_the_end() ->
         ("ar_weight=-1", "a number from 0"),
         ("loss_weight=max", "one of mean, inverse_t"),
         ("adapter=dora", "one of full, lora"),
-        ("+objective.gamma=2", "mars has the options block_size"),
+        ("objective.gamma=2", "mars has the options block_size"),
         ("data.limit=0", "a number from 1"),
         ("init_from=nowhere", "has no manifest.json"),
     ],

@@ -25,6 +25,11 @@ def register() -> None:
     ConfigStore.instance().store("train_schema", node=TrainConfig)
 
 
+def open_objective(arguments: Sequence[str]) -> list[str]:
+    """Let ``objective.name=value`` be given as it is: which names there are, the method's objective knows, not Hydra."""
+    return [f"++{text}" if text.startswith("objective.") else text for text in arguments]
+
+
 def compose(overrides: Sequence[str], *, sweep: bool = False) -> DictConfig:
     """conf/train.yaml with overrides, checked against the schema.
 
@@ -35,6 +40,7 @@ def compose(overrides: Sequence[str], *, sweep: bool = False) -> DictConfig:
         UserError: an unknown key or choice (with the nearest), or a value of another type.
     """
     register()
+    overrides = open_objective(overrides)
     # A run that trains on demand is inside Hydra already, which knows one configuration at a time.
     state, before = GlobalHydra.instance(), GlobalHydra.instance().hydra
     state.hydra = None
