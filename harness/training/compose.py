@@ -26,7 +26,7 @@ def register() -> None:
 
 
 def open_objective(arguments: Sequence[str]) -> list[str]:
-    """Let ``objective.name=value`` be given as it is: which names there are, the method's objective knows, not Hydra."""
+    """Let ``objective.name=value`` be given as it is: the names are known to the objective, not to Hydra."""
     return [f"++{text}" if text.startswith("objective.") else text for text in arguments]
 
 
