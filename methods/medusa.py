@@ -74,10 +74,10 @@ class MedusaObjective(Objective):
             raise UserError("decay", self.decay, "a number above 0, at most 1", "decay=0.8")
 
     def attach(self, model: Any) -> nn.Module:
-        weight = lm_head(model).weight
+        weight: Any = lm_head(model).weight
         heads = MedusaHeads(self.num_heads, weight.shape[1], weight.shape[0] if self.own_head else None)
         for own in heads.lm_heads:
-            own.weight.data.copy_(weight.detach())
+            own.load_state_dict({"weight": weight})
         return heads.to(device=weight.device, dtype=torch.float32)
 
     def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
@@ -275,7 +275,8 @@ class Medusa(Method):
             fix = f"num_heads={trained}, or train with objective.num_heads={self.num_heads}"
             raise UserError("num_heads", self.num_heads, f"the checkpoint has {trained} heads", fix)
         self.lm_head = lm_head(target.model)
-        vocab_size, hidden_size = self.lm_head.weight.shape
+        weight: Any = self.lm_head.weight
+        vocab_size, hidden_size = weight.shape
         heads = MedusaHeads(trained, hidden_size, vocab_size if own_head else None)
         self.heads = load_own_weights(heads, target)
         self._lay_out(self._paths(self.num_heads or trained, vocab_size), target.model.device)
