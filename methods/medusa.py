@@ -127,7 +127,7 @@ RANK_ACCURACY = (
 
 
 def sparse_tree(accuracy: Sequence[Sequence[float]], num_nodes: int) -> list[Path]:
-    """The ``num_nodes`` most probable nodes (fewer where there are no more), if heads err independently (§2.3.2).
+    """The ``num_nodes`` most probable nodes (fewer where there are no more), if heads err independently (§2.3.3).
 
     Args:
         accuracy: per head, the probability that its guess of each rank is right; falling in rank.
