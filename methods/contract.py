@@ -86,8 +86,9 @@ class Method:
             UserError: an own option that the method does not have, or a temperature above 0 where it cannot sample.
         """
         known = cls.axes()
-        if shared.get("temperature") and "temperature" not in known:
-            raise refuse_sampling(cls.name, shared["temperature"], cls.greedy_only)
+        temperature = own.get("temperature", shared.get("temperature"))
+        if temperature and "temperature" not in known:
+            raise refuse_sampling(cls.name, temperature, cls.greedy_only)
         for key in own:
             if key not in known:
                 raise UserError(f"method.{key}", own[key], f"{cls.name} has the options {', '.join(known) or 'none'}")

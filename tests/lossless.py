@@ -150,8 +150,8 @@ def check(
 ) -> list[Completion]:
     """Equality with greedy AR: every prompt in a ragged batch under every cache, and some of them alone or in pieces.
 
-    Slots are refilled as rows finish; caps and EOS fall anywhere in a run. Under each cache other prompts are decoded
-    alone (a fourth of all prompts in the end), and an eighth is read in pieces.
+    Slots are refilled as rows finish; caps and EOS fall anywhere in a run. Every prompt is also decoded alone under the
+    first cache where ``runs`` are asked for (else, and under the others, a twelfth), and an eighth is read in pieces.
 
     Args:
         make_method: makes a fresh method; it may take its drafts from the teacher.
@@ -174,7 +174,8 @@ def check(
     for number, cache in enumerate(caches):
         options = {"cache": cache, "cache_block": cache_block}
         batched = decode(case.target, make_method(case.teacher), case.asked, batch_size=batch_size, **options)
-        alone = decode(case.target, make_method(case.teacher), case.asked[number :: 4 * len(caches)], **options)
+        step = 1 if runs and not number else 4 * len(caches)
+        alone = decode(case.target, make_method(case.teacher), case.asked[number::step], **options)
         pieces = decode(
             case.target, make_method(case.teacher), case.asked[number::8],
             batch_size=batch_size, prefill_chunk=chunk, **options,

@@ -47,7 +47,7 @@ class Completion:
     trace: list[Step]
 
 
-@dataclass
+@dataclass(eq=False)  # a row is itself; comparing fields would read whole texts
 class Row:
     """A sequence being decoded: ``tokens[:cached]`` have keys and values in the cache, ``tokens[cached:]`` are pending.
 
