@@ -172,9 +172,10 @@ def legend(title: str, completion: Completion, lengths: Sequence[int], coloured:
     """What was run, what it cost, and how many forwards committed how many tokens."""
     stats = completion.stats
     seconds = stats.prefill_seconds + stats.decode_seconds
+    drafting = f", {stats.draft_forwards} draft forwards" if stats.draft_forwards else ""
     text = Text(
-        f"{title}\n{stats.new_tokens} tokens in {stats.target_forwards} forwards and {seconds:.2f} s, ended by "
-        f"{stats.finish_reason}\n{stats.tokens_per_forward:.2f} tokens per forward, {stats.positions_per_token:.2f} "
+        f"{title}\n{stats.new_tokens} tokens in {stats.target_forwards} forwards{drafting} and {seconds:.2f} s, ended "
+        f"by {stats.finish_reason}\n{stats.tokens_per_forward:.2f} tokens per forward, {stats.positions_per_token:.2f} "
         f"positions per token\ncommitted together" + ("" if coloured else f" ({SEPARATOR} ends a forward)")
     )
     for (_, label, shades), count in Counter(_hue(n) for n in sorted(lengths)).items():

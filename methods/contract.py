@@ -114,6 +114,18 @@ class Method:
         """Further models that the method decodes with, by a name of its own."""
         return {}
 
+    @classmethod
+    def adds_weights(cls) -> bool:
+        """Whether its checkpoint is added to a model's (heads, a drafter) instead of replacing it."""
+        return cls.objective is not None and cls.objective.attach is not Objective.attach
+
+    def fit(self, manifest: Any) -> None:
+        """Take from a checkpoint's manifest (None: there is none) what is left open, before the engine is made.
+
+        Raises:
+            UserError: a setting that contradicts the training.
+        """
+
     def start(self, context: Context) -> None:
         """Prepare for a stream of rows; further models and caches of the method's own are made here."""
         self.context = context
@@ -141,9 +153,9 @@ class Method:
         raise NotImplementedError
 
 
-def refuse_sampling(name: str, temperature: object, reason: str) -> UserError:
+def refuse_sampling(name: str, temperature: object, reason: str, fix: str = "temperature=0") -> UserError:
     """The error of a method that cannot sample."""
-    return UserError("temperature", temperature, f"{name} decodes greedily: {reason}", "temperature=0")
+    return UserError("temperature", temperature, f"{name} decodes greedily: {reason}", fix)
 
 
 Module = TypeVar("Module", bound=nn.Module)

@@ -176,7 +176,7 @@ class Mars(Method):
         check_tau(self.tau, self.confidence)
         if self.temperature:
             reason = "what it commits under tau are argmaxes, no samples; verify=true samples exactly"
-            raise refuse_sampling(self.name, self.temperature, reason)
+            raise refuse_sampling(self.name, self.temperature, reason, "verify=true, or temperature=0")
 
     @property
     def lossless(self) -> bool:  # type: ignore[override]

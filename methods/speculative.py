@@ -19,6 +19,7 @@ from harness.engine.window import Output, Window
 from harness.errors import UserError
 from methods.accept import (
     accepted_length,
+    check_tau,
     check_temperature,
     confidence,
     confirmed,
@@ -80,8 +81,15 @@ class Speculative(Method):
             raise refuse_sampling(self.name, self.temperature, reason)
         if "mars" not in (self.target, self.draft):
             self.tau = self.block_size = self.confidence = None  # two settings of them are one cell
-        if self.draft != "mars":
+        if self.draft != "mars" or self.draft_tau == self.tau:
             self.draft_tau = None
+        if self.draft_tau is not None:
+            try:
+                check_tau(self.draft_tau, self.confidence or "probability")
+            except UserError as error:
+                raise UserError(
+                    "method.draft_tau", self.draft_tau, error.allowed, f"method.draft_{error.fix}"
+                ) from None
         self._target, self._draft = self._method(self.target, self.tau), self._method(self.draft, self.draft_tau)
 
     def _method(self, role: str, tau: float | None) -> ArSft | Mars:
@@ -117,11 +125,15 @@ class Speculative(Method):
 
     def start(self, context: Context) -> None:
         super().start(context)
-        drafter = context.target.companions["draft"]
+        drafter = context.target.companions.get("draft")
+        if drafter is None:
+            allowed = "a model that was loaded together with its draft model"
+            raise UserError("model", None, allowed, "pass the method's instance to load(), or name the model instead")
         self.model = drafter.model
         if context.max_length > drafter.context_length:
             allowed = f"{drafter.context_length} tokens, the context of the draft model"
             raise UserError("max_new_tokens", context.max_length, f"with the prompt at most {allowed}")
+        self.vocab_size = int(context.target.model.get_output_embeddings().weight.shape[0])
         self._target.start(context)
         self._draft.start(Context(drafter, context.num_slots, context.max_length))
         # A draft window is at most what a forward of the target committed and K more; rows of a batch are as ragged.
@@ -163,6 +175,7 @@ class Speculative(Method):
             row.room = len(rows[i].tokens) + wanted[i] - len(row.tokens)
         window = self._draft.propose(ours)
         output = run_window(self.model, self.cache, window, [r.slot for r in ours], [r.cached for r in ours])
+        output.logits = output.logits[..., : self.vocab_size]  # embeddings are padded to sizes of their own
         commit = self._draft.accept(ours, output)
         fields, ids, _ = commit.to_host(window)
         for n, (i, row) in enumerate(zip(behind, ours, strict=True)):
@@ -179,36 +192,37 @@ class Speculative(Method):
         drafts, logits, fed = outcomes(output, self.group)
         if self.temperature:
             ids, accepted = self._sample(rows, drafts, logits[:, :, 0], fed)
-            length = accepted + 1
+            length = most = accepted + 1
         else:
             targets = logits[:, :, 0].argmax(-1)
             accepted = confirmed(drafts, targets, fed)
-            ids, length = self._go_on(targets, logits, accepted, output.count)
+            most = accepted + (output.count - accepted * self.group).clamp(max=self.group)
+            ids, length = self._go_on(targets, logits, accepted, most)
         lines = torch.arange(1, drafts.shape[1] + 1, device=drafts.device)
         return Commit(
             ids,
             length,
             kept=accepted,
             path=(lines * self.group - 1).expand(len(rows), -1),
-            drafted=fed + (self.group - 1),
+            drafted=fed + (most - accepted - 1),
             accepted=length - 1,
             draft_forwards=torch.tensor(self._forwards, device=drafts.device),
             draft_positions=torch.tensor(self._positions, device=drafts.device),
         )
 
-    def _go_on(self, targets: Tensor, logits: Tensor, accepted: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    def _go_on(self, targets: Tensor, logits: Tensor, accepted: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
         """Accepted drafts, then what the target predicts after the last of them: one token, of MARS a run under tau.
 
         Args:
-            targets: int64 [rows, K+1]; logits [rows, K+1, B, vocab]; accepted int64 [rows]; offsets int64 [rows],
-                predictions that the row's window had.
+            targets: int64 [rows, K+1]; logits [rows, K+1, B, vocab]; accepted int64 [rows]; most int64 [rows],
+                tokens that can be committed, given the masks that the row had room for.
         """
         if not isinstance(self._target, Mars):
             return targets, accepted + 1
         assert self._target.tau is not None
         lines = torch.arange(len(targets), device=targets.device)
         ids, _, passed = confidence(logits[lines, accepted], self._target.confidence, self._target.tau)
-        run = accepted_length(passed, (offsets - accepted * self.group).clamp(max=self.group))
+        run = accepted_length(passed, most - accepted)
         places = torch.arange(targets.shape[1] + self.group - 1, device=targets.device)
         before = torch.nn.functional.pad(targets, (0, self.group - 1))
         after = ids.gather(1, (places - accepted[:, None]).clamp(0, self.group - 1))
@@ -222,7 +236,7 @@ class Speculative(Method):
         for i, steps in enumerate(self._logits):
             if steps:
                 q = probabilities(torch.stack(steps), self.temperature)
-                draft[i, : len(steps), : q.shape[1]] = q[:, :vocab]
+                draft[i, : len(steps), : q.shape[1]] = q
         numbers = uniforms(rows, self.num_drafts + 1, target.device)
         accepted, after = rejection_sample(target, draft, drafts, fed, numbers)
         places = torch.arange(self.num_drafts + 1, device=target.device)

@@ -12,12 +12,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from harness.decoding import decode
 from harness.errors import UserError
 from harness.models import checkpoints, load, registry
 from harness.models.checkpoints import MissingCheckpoint, Resolved, fingerprint, identity, resolve, weights_identity
 from harness.models.manifest import Manifest
+from harness.training import recipe
+from harness.training.compose import compose
 from methods.ar_sft import ArSft
 from methods.contract import OWN_WEIGHTS, Companion, Method, load_own_weights
+from methods.medusa import Medusa
 from methods.speculative import Speculative
 
 
@@ -107,6 +111,69 @@ def test_heads_on_the_base_itself_and_on_an_explicit_checkpoint(spec: registry.M
     assert under.directory == other
 
 
+def test_retraining_replaces_what_is_passed_over(spec: registry.ModelSpec, tmp_path: Path) -> None:
+    """The command that a message names must work: it has to overwrite the local heads of other weights."""
+    local = tmp_path / "checkpoints" / "local" / "mine" / "heads"
+    local.parent.mkdir(parents=True)
+    place(tmp_path, "heads").rename(local)
+    micro.save(place(tmp_path, "ar_sft"), micro.model(seed=2))
+    with pytest.raises(MissingCheckpoint) as caught:
+        resolve(spec, kind="heads", adds=True)
+    assert caught.value.request.overrides[-1] == "overwrite=true"
+    assert "there are" not in caught.value.allowed
+
+
+def test_a_base_that_is_gone_is_passed_over(spec: registry.ModelSpec, tmp_path: Path) -> None:
+    add_heads(tmp_path, "0" * 16, str(tmp_path / "gone"))
+    with pytest.raises(MissingCheckpoint, match="method=heads"):
+        resolve(spec, kind="heads")
+
+
+def test_the_untuned_model_has_no_heads(spec: registry.ModelSpec) -> None:
+    assert Medusa.adds_weights()
+    assert not ArSft.adds_weights()
+    with pytest.raises(UserError, match="variant='base': medusa adds trained weights"):
+        load.load(spec, method=Medusa, variant="base")
+
+
+def train(spec: registry.ModelSpec, tmp_path: Path, *overrides: str) -> Path:
+    command = [
+        "method=medusa", "model=local", f"model.path={spec.path}", "model.name=mine", "model.dtype=float32",
+        "model.small=true", "data.limit=12", "data.held_out=0", "train.max_steps=2", "train.batch_size=2",
+        f"checkpoints_dir={tmp_path / 'checkpoints'}", *overrides,
+    ]  # fmt: skip
+    return recipe.train_checkpoint(compose(command), command, progress=False)
+
+
+def test_refusals_before_any_work_leave_nothing_behind(spec: registry.ModelSpec, tmp_path: Path) -> None:
+    heads = place(tmp_path, "heads")
+    with pytest.raises(UserError, match="adapter='lora': medusa trains weights of its own"):
+        train(spec, tmp_path, "adapter=lora")
+    with pytest.raises(UserError, match="holds what heads adds to some"):
+        train(spec, tmp_path, f"init_from={heads}")
+    assert not list(tmp_path.rglob(".*.training"))
+    made = train(spec, tmp_path)
+    assert Manifest.read(made).base == fingerprint(spec, resolve(spec, kind="ar_sft"))
+
+
+def test_a_path_to_start_from_is_kept_absolute(
+    spec: registry.ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place(tmp_path, "ar_sft").parent)
+    made = train(spec, tmp_path, "init_from=ar_sft/../ar_sft", "variant=other")
+    assert Manifest.read(made).init_from == str(place(tmp_path, "ar_sft"))
+    monkeypatch.chdir("/")
+    assert resolve(spec, kind="medusa", variant="other").under is not None
+
+
+def test_a_training_is_not_resumed_on_other_weights(spec: registry.ModelSpec, tmp_path: Path) -> None:
+    cfg = compose(["method=medusa", "model=tiny"])
+    recipe.check_same_training(tmp_path / "work", cfg, {"start": "one"})
+    recipe.check_same_training(tmp_path / "work", cfg, {"start": "one"})
+    with pytest.raises(UserError, match="holds an interrupted training with other settings"):
+        recipe.check_same_training(tmp_path / "work", cfg, {"start": "another"})
+
+
 # Companions
 
 
@@ -153,3 +220,13 @@ def test_a_method_names_its_companions() -> None:
     assert (name, companion.model, companion.checkpoint) == ("draft", "x", "y")
     assert isinstance(companion, Companion)
     assert (companion.method.name, companion.method.tau) == ("mars", 0.5)  # type: ignore[attr-defined]
+
+
+def test_a_model_loaded_without_its_draft_model_is_told(spec: registry.ModelSpec) -> None:
+    with pytest.raises(UserError, match="loaded together with its draft model"):
+        decode(load.load(spec, method=ArSft), "speculative", [[5, 6, 7]], max_new_tokens=4)
+
+
+def test_an_unknown_draft_model_is_named_as_it_was_given(spec: registry.ModelSpec) -> None:
+    with pytest.raises(UserError, match="method.draft_model='tiny-1': one of"):
+        load.load(spec, method=Speculative(draft_model="tiny-1"))

@@ -187,7 +187,7 @@ def test_sampling_with_mars_is_refused_with_the_reason(roles: dict[str, str]) ->
         ({"draft": "jacobi"}, "method.draft='jacobi': one of"),
         ({"num_drafts": 0}, "method.num_drafts=0: a whole number"),
         ({"target": "mars", "tau": 1.5}, "tau=1.5"),
-        ({"draft": "mars", "draft_tau": -1}, "tau=-1"),
+        ({"draft": "mars", "draft_tau": -1}, "method.draft_tau=-1: a number"),
         ({"temperature": -1}, "temperature=-1"),
     ],
 )
@@ -199,7 +199,22 @@ def test_mistakes_are_named(options: dict[str, Any], message: str) -> None:
 def test_settings_without_effect_are_no_axes() -> None:
     """Without MARS, tau, block_size and confidence change nothing, so they must not make two cells of one."""
     assert Speculative(tau=0.5, block_size=2, draft_tau=0.1) == Speculative()
+    assert Speculative(draft="mars", draft_tau=0.95) == Speculative(draft="mars")
     assert Speculative(draft="mars", tau=0.5) != Speculative(draft="mars", tau=0.6)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_model_may_have_a_wider_embedding(temperature: float) -> None:
+    """Padded to another size: what has no token in the target is never drafted."""
+    target = Target(micro_model(), eos_token_ids=(), companions={"draft": Target(micro_model(vocab=80, seed=3))})
+    [got] = Engine(target, Speculative(temperature=temperature)).run([Request([1, 2, 3], max_new_tokens=20)])
+    assert len(got.token_ids) == 20
+
+
+def test_what_a_row_has_no_room_for_is_not_counted_as_drafted() -> None:
+    target = Target(micro_model(), eos_token_ids=(), companions={"draft": Target(micro_model(seed=3))})
+    [got] = Engine(target, Speculative(target="mars", tau=0.0)).run([Request([1, 2, 3], max_new_tokens=1)])
+    assert got.stats.drafted == 0
 
 
 def test_a_draft_model_with_a_shorter_context_is_refused() -> None:

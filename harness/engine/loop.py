@@ -149,7 +149,7 @@ class Engine:
     @torch.no_grad()
     def _decode(self, rows: list[Row]) -> None:
         """One forward that asks the method; long prompts are first read in pieces."""
-        while long := [row for row in rows if row.new_tokens == 0 and len(row.pending) > self._chunk(row)]:
+        while long := [row for row in rows if not row.stats.target_forwards and len(row.pending) > self._chunk(row)]:
             self._store(long, [self._chunk(row) for row in long], counts=False)
         started = self._now()
         for row in rows:

@@ -7,6 +7,7 @@ command that makes it.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -108,8 +109,12 @@ def resolve(
     alignment: str | None = None,
     checkpoint: str | Path | None = None,
     checkpoints_dir: str | Path | None = None,
+    adds: bool = False,
 ) -> Resolved:
     """Find the checkpoint that ``kind`` (a method's ``checkpoint_kind``) needs, and check that it fits.
+
+    Args:
+        adds: checkpoints of this kind add to a model's weights (``Method.adds_weights``).
 
     Raises:
         MissingCheckpoint: none is known, and the model is small enough to train one on demand.
@@ -121,6 +126,9 @@ def resolve(
             raise UserError("checkpoint", str(checkpoint), "variant=base means no checkpoint", "leave one of them out")
         if model.source == "scratch":
             raise UserError("variant", BASE, f"{model.name} is trained from scratch: it has no untuned weights")
+        if adds:
+            allowed = f"{kind} adds trained weights to a model, and the untuned model has none"
+            raise UserError("variant", BASE, allowed, f"python -m harness.train method={kind} makes them")
         return Resolved()
     if checkpoint is not None:
         directory = Path(checkpoint).expanduser()
@@ -145,7 +153,13 @@ def resolve(
         if (directory / MANIFEST_NAME).is_file():
             manifest = Manifest.read(directory)
             _check_fits(manifest, str(directory), model, kind, block_size, variant, alignment)
-            under = _under(manifest, model, checkpoints_dir)
+            try:
+                under = _under(manifest, model, checkpoints_dir)
+            except MissingCheckpoint:
+                raise  # what it stands on can be made
+            except UserError as error:
+                _warn(f"{directory} is passed over: what it was trained on is not there ({error.value})")
+                continue
             if under is None or fingerprint(model, under) == manifest.base:
                 return Resolved(directory, manifest=manifest, under=under)
             _warn(f"{directory} is passed over: it was trained on other weights than {manifest.init_from} has now")
@@ -159,7 +173,7 @@ def resolve(
             )
     if model.stands_for_ar_sft and kind == "ar_sft" and variant is None:
         return Resolved()
-    raise _missing(model, kind, block_size, variant, alignment, root)
+    raise _missing(model, kind, block_size, variant, alignment, root, adds)
 
 
 def _under(manifest: Manifest, model: ModelSpec, checkpoints_dir: str | Path | None) -> Resolved | None:
@@ -196,19 +210,25 @@ def companions(model: ModelSpec, method: Method) -> dict[str, tuple[ModelSpec, C
             key = f"method.{name}_model"
             allowed = f"a model with the tokenizer of {model.name}, for which no {name} model is registered"
             raise UserError(key, None, allowed, f"{key}={model.name} drafts with the model itself")
-        found[name] = spec(chosen), companion
+        try:
+            found[name] = spec(chosen), companion
+        except UserError as error:
+            raise UserError(f"method.{name}_model", chosen, error.allowed, f"method.{name}_{error.fix}") from None
     return found
 
 
 def weights_identity(
     model: ModelSpec, method: Method, request: Mapping[str, Any], dtype: str | None = None
 ) -> dict[str, Any]:
-    """``identity`` of what a method's request resolves to, with that of each companion.
+    """``identity`` of what a method's request resolves to, with that of each companion; the method is fitted to it.
 
     Raises:
         MissingCheckpoint, UserError: as ``resolve``.
     """
-    found = identity(model, resolve(model, kind=method.trained_as.checkpoint_kind, **request), dtype)
+    trained = method.trained_as
+    resolved = resolve(model, kind=trained.checkpoint_kind, adds=trained.adds_weights(), **request)
+    method.fit(resolved.manifest)
+    found = identity(model, resolved, dtype)
     others = {}
     for name, (other, companion) in companions(model, method).items():
         resolved = resolve(
@@ -299,7 +319,13 @@ def _matches(entry: Released, variant: str | None, alignment: str | None) -> boo
 
 
 def _missing(
-    model: ModelSpec, kind: str, block_size: int | None, variant: str | None, alignment: str | None, root: Path
+    model: ModelSpec,
+    kind: str,
+    block_size: int | None,
+    variant: str | None,
+    alignment: str | None,
+    root: Path,
+    adds: bool,
 ) -> UserError:
     if model.source == "local":
         local_path(model)  # a base that is not there is the first thing to say
@@ -316,14 +342,19 @@ def _missing(
     elif rest:  # a name of the user's own: only they know its settings
         overrides += [f"variant={rest}", "<the settings that it stands for>"]
     request = TrainingRequest(model.name, kind, block_size, alignment, variant, tuple(overrides))
-    others = sorted({p.name for place in (root / "local", root) for p in (place / model.name).glob(f"{kind}*")})
+    if (root / "local" / model.name / name / MANIFEST_NAME).is_file():  # and was passed over
+        request = dataclasses.replace(request, overrides=(*overrides, "overwrite=true"))
+    others = sorted(
+        {p.name for place in (root / "local", root) for p in (place / model.name).glob(f"{kind}*")} - {name}
+    )
     others += [f"{e.id} (block_size={e.block_size}, variant={e.variant})" for e in model.checkpoints if e.kind == kind]
     allowed = f"{model.name} has no checkpoint {name} (looked in {root}" + (", hub)" if model.checkpoints else ")")
     if others:
         allowed += f"; there are {', '.join(others)}"
     if model.small and rest in (None, "no_sft_loss"):
         return MissingCheckpoint("checkpoint", name, allowed, request.command, request)
-    return UserError("checkpoint", name, allowed, f"{request.command}   (or variant=base for the untuned model)")
+    untuned = "" if adds else "   (or variant=base for the untuned model)"
+    return UserError("checkpoint", name, allowed, request.command + untuned)
 
 
 def _model_overrides(model: ModelSpec) -> list[str]:

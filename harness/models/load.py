@@ -101,6 +101,7 @@ def load(
     resolved = resolve(
         spec,
         kind=trained.checkpoint_kind,
+        adds=trained.adds_weights(),
         block_size=block_size,
         variant=variant,
         alignment=alignment,

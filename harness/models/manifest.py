@@ -92,6 +92,7 @@ class Manifest:
         if not isinstance(found, dict):
             raise UserError("checkpoint", str(path), "must hold a JSON object", remake)
         known = {f.name: f for f in dataclasses.fields(cls)}
+        found.setdefault("base", None)  # manifests of before there were heads lack it
         if missing := sorted(known.keys() - found.keys()):
             raise UserError("checkpoint", str(path), f"lacks the field(s) {', '.join(missing)}", remake)
         if unknown := sorted(found.keys() - known.keys()):

@@ -123,9 +123,13 @@ def _train(cfg: DictConfig, overrides: Sequence[str], spec: ModelSpec, root: Pat
     work_dir = root / f".{directory.name}.training"
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
+    adds = method.adds_weights()
+    if adds and cfg.adapter != "full":
+        allowed = f"{method.name} trains weights of its own beside a frozen model"
+        raise UserError("adapter", cfg.adapter, allowed, "leave it out")
     start, base, origin = starting_point(cfg, spec, method, progress)
     training_data = data.prepare(cfg.data, start.tokenizer, cfg.train.max_sequence_length)
-    check_same_training(work_dir, cfg, training_data.record)
+    check_same_training(work_dir, cfg, {"data_record": training_data.record, "start": fingerprint(spec, base)})
 
     pad_token_id = start.tokenizer.pad_token_id
     objective.bind(start.mask_token_id, pad_token_id if isinstance(pad_token_id, int) else 0)
@@ -133,9 +137,6 @@ def _train(cfg: DictConfig, overrides: Sequence[str], spec: ModelSpec, root: Pat
     model = start.model
     objective.own = objective.attach(model)
     if objective.own is not None:
-        if cfg.adapter != "full":
-            allowed = f"{method.name} trains weights of its own beside a frozen model"
-            raise UserError("adapter", cfg.adapter, allowed, "leave it out")
         model.requires_grad_(False)
     elif cfg.adapter == "lora":
         model = add_lora(model, cfg.lora, start.mask_token_id)
@@ -242,6 +243,9 @@ def starting_point(
     """
     wanted = cfg.init_from or ("base" if method.name == "ar_sft" else "ar_sft")
     if wanted == "base":
+        if spec.source == "scratch" and method.adds_weights():
+            allowed = f"{spec.name} is trained from scratch, and {method.name} adds weights to a trained model"
+            raise UserError("init_from", wanted, allowed, "init_from=ar_sft")
         resolved, origin = Resolved(), None
     elif wanted == "ar_sft":
         try:
@@ -255,9 +259,13 @@ def starting_point(
         if resolved == Resolved():  # the base stands for AR SFT
             origin = None
     else:
-        kind = Manifest.read(Path(wanted).expanduser()).kind
-        resolved = resolve(spec, kind=kind, checkpoint=wanted)
-        origin = wanted
+        directory = Path(wanted).expanduser().resolve()  # found again from wherever it is used
+        manifest = Manifest.read(directory)
+        if manifest.adapter == "own":
+            allowed = f"a model's weights, and {directory} holds what {manifest.kind} adds to some"
+            raise UserError("init_from", wanted, allowed, f"init_from={manifest.init_from or 'base'}")
+        resolved = resolve(spec, kind=manifest.kind, checkpoint=directory)
+        origin = str(directory)
     loaded = open_model(spec, resolved, dtype="float32", device=cfg.device, needs_mask=method.needs_mask_token)
     return loaded, resolved, origin
 
@@ -270,8 +278,8 @@ def train_on_demand(overrides: Sequence[str], checkpoints_dir: str | None = None
     return train_checkpoint(compose([*overrides, *place]), overrides, progress=progress)
 
 
-def check_same_training(work_dir: Path, cfg: DictConfig, record: dict[str, Any]) -> None:
-    """Start or resume ``work_dir``: states left by another configuration or other data are never continued.
+def check_same_training(work_dir: Path, cfg: DictConfig, further: dict[str, Any]) -> None:
+    """Start or resume ``work_dir``: states left by another configuration, data or start are never continued.
 
     Raises:
         UserError: they were, and ``resume`` is on.
@@ -279,7 +287,7 @@ def check_same_training(work_dir: Path, cfg: DictConfig, record: dict[str, Any])
     described: dict[str, Any] = OmegaConf.to_container(cfg)  # type: ignore[assignment]
     for key in ("checkpoints_dir", "resume", "overwrite", "device", "threads"):
         described.pop(key)
-    now = json.dumps(described | {"data_record": record}, indent=2, sort_keys=True)
+    now = json.dumps(described | further, indent=2, sort_keys=True)
     path = work_dir / "config.json"
     if not cfg.resume:
         shutil.rmtree(work_dir, ignore_errors=True)
