@@ -162,3 +162,28 @@ def test_hidden_states_of_layers_are_handed_out(target: Target, layer: int) -> N
         plain = target.model(input_ids=torch.tensor([[5, 6, 7]]), output_hidden_states=True)
     assert torch.allclose(output.layers[layer], plain.hidden_states[layer], atol=1e-6)
     assert torch.allclose(output.hidden, plain.hidden_states[-1], atol=1e-6)
+
+
+@dataclass
+class Hesitates(Method):
+    """Commits nothing in its first two forwards of a row, as a denoising method does, then one token each."""
+
+    name: ClassVar[str] = "hesitates"
+    checkpoint_kind: ClassVar[str] = "ar_sft"
+
+    def propose(self, rows: list[Row]) -> Window:
+        return Window.build(rows, logits=torch.zeros(1, dtype=torch.long))
+
+    def accept(self, rows: list[Row], output: Output) -> Commit:
+        return Commit(output.logits.argmax(-1), torch.tensor([int(row.stats.target_forwards >= 2) for row in rows]))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_prompt_is_read_in_pieces_once(target: Target, batch_size: int) -> None:
+    """A row that has committed nothing yet is not reading its prompt any more, and its forwards count."""
+    whole = decode(target, Hesitates(), cache="none", batch_size=batch_size)
+    pieces = decode(target, Hesitates(), cache="none", batch_size=batch_size, prefill_chunk=4)
+    for key, completion in whole.items():
+        assert pieces[key].token_ids == completion.token_ids
+        assert pieces[key].stats.positions == completion.stats.positions
+        assert pieces[key].stats.acceptance_lengths == completion.stats.acceptance_lengths
