@@ -140,7 +140,7 @@ def test_released_checkpoints_are_known_per_method_block_size_and_variant(reques
     assert found.released is not None
     assert found.released.id == f"Xalphinions/MARS-Qwen2.5-0.5B-{suffix}"
     assert found.manifest is not None
-    assert found.manifest.alignment == ("released" if request_["kind"] == "mars" else None)
+    assert found.manifest.alignment == (None if request_["kind"] == "ar_sft" else "released")
 
 
 # Resolution
