@@ -72,9 +72,10 @@ class Jacobi(Method):
     def __post_init__(self) -> None:
         n = self.window_length
         if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
-            raise UserError("window_length", n, "a whole number of tokens, at least 1, or null", "window_length=4")
+            allowed = "a whole number of tokens, at least 1, or null"
+            raise UserError("method.window_length", n, allowed, "method.window_length=4")
         if self.initial not in INITIALS:
-            raise UserError("initial", self.initial, f"one of {', '.join(INITIALS)}")
+            raise UserError("method.initial", self.initial, f"one of {', '.join(INITIALS)}")
 
     @property
     def window(self) -> int:

@@ -202,10 +202,10 @@ def test_guesses_follow_from_the_seed_and_not_from_the_batch(case: Case, initial
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        ({"window_length": 0}, "window_length"),
-        ({"window_length": 2.0}, "window_length"),
-        ({"window_length": True}, "window_length"),
-        ({"initial": "zeros"}, "initial"),
+        ({"window_length": 0}, "method.window_length"),
+        ({"window_length": 2.0}, "method.window_length"),
+        ({"window_length": True}, "method.window_length"),
+        ({"initial": "zeros"}, "method.initial"),
     ],
 )
 def test_bad_options_name_the_key(options: dict[str, Any], key: str) -> None:
