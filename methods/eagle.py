@@ -86,7 +86,7 @@ class EagleObjective(Objective):
         for key in self.option_names():
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-                raise UserError(key, value, "a number from 0")
+                raise UserError(f"objective.{key}", value, "a number from 0")
 
     def attach(self, model: nn.Module) -> nn.Module:
         return Drafter(model).to(next(model.parameters()).device)
@@ -225,7 +225,7 @@ class Eagle(Method):
         depth: levels of the tree: most tokens drafted ahead, and forwards of the drafter per forward of the base.
         top_k: children of a node, and nodes of a level that get children: those of the most probable paths (EAGLE-2
             §4.1). 1 drafts a chain.
-        num_nodes: nodes of the most probable paths, of all drafted, that the base verifies.
+        num_nodes: nodes of the most probable paths, of all drafted, that the base verifies; at most all of them.
     """
 
     name: ClassVar[str] = "eagle"
@@ -245,10 +245,12 @@ class Eagle(Method):
                 fix = f"method.{key}={getattr(Eagle, key)}"
                 raise UserError(f"method.{key}", value, "a whole number, at least 1", fix)
         check_temperature(self.temperature)
+        drafted = self.top_k + (self.depth - 1) * self.top_k**2
+        self.num_nodes = min(self.num_nodes, drafted)  # two settings that verify all of them are one cell
 
     @property
     def window(self) -> int:
-        return min(self.num_nodes, self.top_k + (self.depth - 1) * self.top_k**2)
+        return self.num_nodes
 
     @property
     def caches(self) -> Sequence[CursorCache]:

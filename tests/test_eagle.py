@@ -216,7 +216,7 @@ def test_only_the_drafter_learns(kind: str) -> None:
 @pytest.mark.parametrize("key", ["noise", "regression_weight", "soft_weight"])
 @pytest.mark.parametrize("value", [-0.1, float("inf"), "much", True])
 def test_bad_objective_options_name_the_key(key: str, value: Any) -> None:
-    with pytest.raises(UserError, match=f"^{key}="):
+    with pytest.raises(UserError, match=rf"^objective\.{key}="):
         EagleObjective(**{key: value})
 
 
@@ -541,6 +541,15 @@ def test_in_16_bit_the_drafter_rotates_as_its_base_does(tmp_path: Path) -> None:
 def test_bad_options_name_the_key(key: str, value: Any) -> None:
     with pytest.raises(UserError, match=rf"^method\.{key}="):
         Eagle(**{key: value})
+
+
+@pytest.mark.parametrize(("depth", "top_k", "drafted"), [(5, 1, 5), (1, 3, 3), (3, 2, 10)])
+def test_settings_that_verify_every_draft_are_one(depth: int, top_k: int, drafted: int) -> None:
+    assert Eagle(depth, top_k, drafted + 1) == Eagle(depth, top_k, 99) == Eagle(depth, top_k, drafted)
+    assert Eagle(depth, top_k, 99).num_nodes == drafted
+    if drafted > 3:
+        assert Eagle(depth, top_k, drafted - 1).num_nodes == drafted - 1
+    assert Eagle().num_nodes == 16
 
 
 def test_a_bad_temperature_is_refused() -> None:
