@@ -26,10 +26,10 @@ ACCEPTANCES = ("greedy", "typical")
 Path = tuple[int, ...]  # a node of a tree: the rank that each head's guess has on the way to it
 
 
-def check_num_heads(num_heads: object) -> None:
-    """Raises UserError unless ``num_heads`` is a whole number from 1."""
+def check_num_heads(key: str, num_heads: object) -> None:
+    """Raises UserError that names ``key`` unless ``num_heads`` is a whole number from 1."""
     if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
-        raise UserError("num_heads", num_heads, "a whole number of heads, at least 1", "num_heads=4")
+        raise UserError(key, num_heads, "a whole number of heads, at least 1", f"{key}=4")
 
 
 class MedusaHeads(nn.Module):
@@ -69,9 +69,9 @@ class MedusaObjective(Objective):
     decay: float = 0.8
 
     def __post_init__(self) -> None:
-        check_num_heads(self.num_heads)
+        check_num_heads("objective.num_heads", self.num_heads)
         if isinstance(self.decay, bool) or not isinstance(self.decay, (int, float)) or not 0 < self.decay <= 1:
-            raise UserError("decay", self.decay, "a number above 0, at most 1", "decay=0.8")
+            raise UserError("objective.decay", self.decay, "a number above 0, at most 1", "objective.decay=0.8")
 
     def attach(self, model: Any) -> nn.Module:
         weight: Any = lm_head(model).weight
@@ -151,22 +151,23 @@ def sparse_tree(accuracy: Sequence[Sequence[float]], num_nodes: int) -> list[Pat
 
 def check_tree(tree: Any) -> None:
     """Raises UserError unless ``tree`` is a name, or paths of ranks that hold each node once and its parent."""
+    key = "method.tree"
     if isinstance(tree, str):
         if tree not in TREES:
-            raise UserError("tree", tree, f"one of {', '.join(TREES)}, or a list of paths", "tree=sparse")
+            raise UserError(key, tree, f"one of {', '.join(TREES)}, or a list of paths", f"{key}=sparse")
         return
-    example = "tree=[[0],[1],[0,0]]"
+    example = f"{key}=[[0],[1],[0,0]]"
     if not isinstance(tree, (list, tuple)) or not tree:
-        raise UserError("tree", tree, f"one of {', '.join(TREES)}, or a list of paths", example)
+        raise UserError(key, tree, f"one of {', '.join(TREES)}, or a list of paths", example)
     for path in tree:
         if not isinstance(path, (list, tuple)) or not path or any(type(rank) is not int or rank < 0 for rank in path):
-            raise UserError("tree", path, "each path is a list of ranks, whole numbers from 0", example)
+            raise UserError(key, path, "each path is a list of ranks, whole numbers from 0", example)
     paths = [tuple(path) for path in tree]
     for path in paths:
         if len(path) > 1 and path[:-1] not in paths:
-            raise UserError("tree", list(path), "every path's beginning is a path too", f"add {list(path[:-1])}")
+            raise UserError(key, list(path), "every path's beginning is a path too", f"add {list(path[:-1])}")
         if paths.count(path) > 1:
-            raise UserError("tree", list(path), "each path stands once", "remove one")
+            raise UserError(key, list(path), "each path stands once", "remove one")
 
 
 def check_depth(tree: Any, num_heads: int) -> None:
@@ -175,7 +176,7 @@ def check_depth(tree: Any, num_heads: int) -> None:
     if len(deepest) > num_heads:
         allowed = f"a path has a rank per head, and there are {num_heads} heads"
         raise UserError(
-            "tree",
+            "method.tree",
             list(deepest),
             allowed,
             f"cut paths to {num_heads} ranks, or train with objective.num_heads={len(deepest)}",
@@ -221,12 +222,15 @@ class Medusa(Method):
     AR's, or at ``temperature`` above 0 are exact samples.
 
     Attributes:
-        num_heads: heads in use; None is all that the checkpoint has.
+        num_heads: heads in use; None is all that the checkpoint has. A list of paths tells itself which ones it uses.
         tree: ``sparse`` (the ``num_nodes`` most probable nodes), ``chain`` (the first guess of each head), or a list of
             paths, e.g. ``[[0], [1], [0, 0]]``.
         num_nodes: size of the sparse tree.
         acceptance: ``greedy`` (lossless) or ``typical`` (lossy: accepts what is likely enough, ``epsilon``, ``delta``).
         temperature: 0 is greedy.
+
+    What is of no account (``num_nodes`` of another tree, ``epsilon`` and ``delta`` of greedy acceptance) is set to its
+    default.
     """
 
     name: ClassVar[str] = "medusa"
@@ -244,16 +248,22 @@ class Medusa(Method):
     def __post_init__(self) -> None:
         check_tree(self.tree)
         if self.num_heads is not None:
-            check_num_heads(self.num_heads)
+            check_num_heads("method.num_heads", self.num_heads)
             check_depth(self.tree, self.num_heads)
         if isinstance(self.num_nodes, bool) or not isinstance(self.num_nodes, int) or self.num_nodes < 1:
-            raise UserError("num_nodes", self.num_nodes, "a whole number of nodes, at least 1", "num_nodes=16")
+            allowed = "a whole number of nodes, at least 1"
+            raise UserError("method.num_nodes", self.num_nodes, allowed, f"method.num_nodes={Medusa.num_nodes}")
         if self.acceptance not in ACCEPTANCES:
-            raise UserError("acceptance", self.acceptance, f"one of {', '.join(ACCEPTANCES)}")
+            raise UserError("method.acceptance", self.acceptance, f"one of {', '.join(ACCEPTANCES)}")
         for key, value in (("epsilon", self.epsilon), ("delta", self.delta)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-                raise UserError(key, value, "a number from 0 to 1")
+                raise UserError(f"method.{key}", value, "a number from 0 to 1")
         check_temperature(self.temperature)
+        if self.tree != "sparse":
+            self.num_nodes = Medusa.num_nodes
+        if self.acceptance == "greedy":
+            self.epsilon, self.delta = Medusa.epsilon, Medusa.delta
+        self._asked_heads = self.num_heads  # what ``fit`` starts from, also when it is called again
 
     @property
     def lossless(self) -> bool:  # type: ignore[override]
@@ -264,16 +274,30 @@ class Medusa(Method):
     def window(self) -> int:
         return len(self.parents)
 
+    def fit(self, manifest: Any) -> None:
+        """Use the heads that there are, where ``num_heads`` is None or the tree is a list of paths.
+
+        Raises:
+            UserError: more heads than were trained, or a path of more ranks than there are heads.
+        """
+        trained = None if manifest is None else manifest.objective.get("num_heads")
+        if trained is None:
+            return
+        asked = self._asked_heads
+        if asked is not None and asked > trained:
+            fix = f"method.num_heads={trained}, or train with objective.num_heads={asked}"
+            raise UserError("method.num_heads", asked, f"the checkpoint has {trained} heads", fix)
+        self.num_heads = asked if asked is not None and isinstance(self.tree, str) else trained
+        check_depth(self.tree, self.num_heads)
+
     def start(self, context: Context) -> None:
         super().start(context)
         target = context.target
         if target.manifest is None or "num_heads" not in target.manifest.objective:
             fix = "python -m harness.train method=medusa makes one"
             raise UserError("checkpoint", str(target.checkpoint_dir), "medusa needs one with heads", fix)
+        self.fit(target.manifest)
         trained, own_head = (target.manifest.objective[key] for key in ("num_heads", "own_head"))
-        if self.num_heads is not None and self.num_heads > trained:
-            fix = f"num_heads={trained}, or train with objective.num_heads={self.num_heads}"
-            raise UserError("num_heads", self.num_heads, f"the checkpoint has {trained} heads", fix)
         self.lm_head = lm_head(target.model)
         weight: Any = self.lm_head.weight
         vocab_size, hidden_size = weight.shape
@@ -283,7 +307,6 @@ class Medusa(Method):
 
     def _paths(self, num_heads: int, vocab_size: int) -> list[Path]:
         """Nodes of the tree in order of depth, so that a row near its end takes the first ones."""
-        check_depth(self.tree, num_heads)
         if self.tree == "chain":
             paths = [(0,) * (k + 1) for k in range(num_heads)]
         elif self.tree == "sparse":
@@ -294,7 +317,9 @@ class Medusa(Method):
             paths = [tuple(path) for path in self.tree]
             highest = max(max(path) for path in paths)
             if highest >= vocab_size:
-                raise UserError("tree", highest, f"the model has {vocab_size} tokens, so the last rank is one less")
+                raise UserError(
+                    "method.tree", highest, f"the model has {vocab_size} tokens, so the last rank is one less"
+                )
         return sorted(paths, key=len)
 
     def _lay_out(self, paths: list[Path], device: torch.device) -> None:

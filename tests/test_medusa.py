@@ -308,22 +308,25 @@ def test_measured_accuracies_fall_in_rank() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_heads": 0}, "num_heads=0: a whole number"),
-        ({"num_heads": True}, "num_heads=True: a whole number"),
-        ({"num_nodes": 0}, "num_nodes=0: a whole number"),
-        ({"num_nodes": 2.5}, "num_nodes=2.5: a whole number"),
-        ({"acceptance": "all"}, "acceptance='?all'?: one of greedy, typical"),
-        ({"epsilon": 2}, "epsilon=2: a number from 0 to 1"),
-        ({"delta": "x"}, "delta='?x'?: a number from 0 to 1"),
+        ({"num_heads": 0}, r"method\.num_heads=0: a whole number"),
+        ({"num_heads": True}, r"method\.num_heads=True: a whole number"),
+        ({"num_nodes": 0}, r"method\.num_nodes=0: a whole number"),
+        ({"num_nodes": 2.5}, r"method\.num_nodes=2.5: a whole number"),
+        ({"acceptance": "all"}, r"method\.acceptance='?all'?: one of greedy, typical"),
+        ({"epsilon": 2}, r"method\.epsilon=2: a number from 0 to 1"),
+        ({"delta": "x"}, r"method\.delta='?x'?: a number from 0 to 1"),
         ({"temperature": -1}, "temperature=-1: a number from 0"),
-        ({"tree": "dense"}, "tree='?dense'?: one of sparse, chain"),
-        ({"tree": []}, r"tree=\[\]: one of sparse, chain, or a list"),
-        ({"tree": [[]]}, r"tree=\[\]: each path is a list of ranks"),
-        ({"tree": [[0], [-1]]}, r"tree=\[-1\]: each path is a list of ranks"),
-        ({"tree": [0, 1]}, r"tree=0: each path is a list of ranks"),
-        ({"tree": [[0], [1, 0]]}, r"tree=\[1, 0\]: every path's beginning is a path too.*add \[1\]"),
-        ({"tree": [[0], [0]]}, r"tree=\[0\]: each path stands once"),
-        ({"tree": [[0], [0, 0]], "num_heads": 1}, r"tree=\[0, 0\]: a path has a rank per head, and there are 1 heads"),
+        ({"tree": "dense"}, r"method\.tree='?dense'?: one of sparse, chain"),
+        ({"tree": []}, r"method\.tree=\[\]: one of sparse, chain, or a list"),
+        ({"tree": [[]]}, r"method\.tree=\[\]: each path is a list of ranks"),
+        ({"tree": [[0], [-1]]}, r"method\.tree=\[-1\]: each path is a list of ranks"),
+        ({"tree": [0, 1]}, r"method\.tree=0: each path is a list of ranks"),
+        ({"tree": [[0], [1, 0]]}, r"method\.tree=\[1, 0\]: every path's beginning is a path too.*add \[1\]"),
+        ({"tree": [[0], [0]]}, r"method\.tree=\[0\]: each path stands once"),
+        (
+            {"tree": [[0], [0, 0]], "num_heads": 1},
+            r"method\.tree=\[0, 0\]: a path has a rank per head, and there are 1 heads",
+        ),
     ],
 )
 def test_bad_options_name_the_key(options: dict[str, Any], message: str) -> None:
@@ -334,14 +337,58 @@ def test_bad_options_name_the_key(options: dict[str, Any], message: str) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_heads": 5}, "num_heads=5: the checkpoint has 4 heads.*num_heads=4"),
-        ({"tree": [[0] * (k + 1) for k in range(5)]}, r"tree=\[0, 0, 0, 0, 0\]: a path has a rank per head.*4 heads"),
-        ({"tree": [[6]]}, "tree=6: the model has 6 tokens"),
+        ({"num_heads": 5}, r"method\.num_heads=5: the checkpoint has 4 heads.*fix: method\.num_heads=4"),
+        (
+            {"tree": [[0] * (k + 1) for k in range(5)]},
+            r"method\.tree=\[0, 0, 0, 0, 0\]: a path has a rank per head.*4 heads",
+        ),
+        ({"tree": [[6]]}, r"method\.tree=6: the model has 6 tokens"),
     ],
 )
 def test_what_the_checkpoint_lacks_is_refused(toy: Target, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=f"(?s)^{message}"):
         lossless.decode(toy, Medusa(**options), toy_requests(1))
+
+
+# ---- identity
+
+
+def test_what_is_of_no_account_is_no_axis() -> None:
+    """Titles stay those of the defaults, and wrong values are still refused."""
+    assert Medusa(tree="chain", num_nodes=40) == Medusa(tree="chain")
+    assert Medusa(tree=[[0]], num_nodes=40) == Medusa(tree=[[0]])
+    assert Medusa(epsilon=0.5, delta=0.1) == Medusa()
+    assert Medusa(tree="chain", num_nodes=40, epsilon=0.5).changed() == {"tree": "chain"}
+    for option in ({"num_nodes": 40}, {"acceptance": "typical", "epsilon": 0.5}, {"acceptance": "typical", "delta": 1}):
+        assert Medusa(**option).changed() == option
+    for bad in ({"tree": "chain", "num_nodes": 0}, {"epsilon": 2}, {"delta": -1}):
+        with pytest.raises(UserError, match=rf"^method\.{list(bad)[-1]}="):
+            Medusa(**bad)
+
+
+def test_heads_are_those_of_the_checkpoint() -> None:
+    four, three = (Manifest("medusa", "micro", objective={"num_heads": n, "own_head": False}) for n in (4, 3))
+
+    def fitted(manifest: Manifest | None, **options: Any) -> int | None:
+        method = Medusa(**options)
+        method.fit(manifest)
+        method.fit(manifest)
+        return method.num_heads
+
+    assert fitted(None) is None
+    assert fitted(four) == fitted(four, num_heads=4) == 4
+    assert fitted(four, num_heads=2) == 2
+    assert fitted(four, tree=[[0], [0, 0]], num_heads=2) == 4, "its paths tell which heads it uses"
+    method = Medusa()
+    for manifest, heads in ((four, 4), (three, 3), (four, 4)):
+        method.fit(manifest)
+        assert method.num_heads == heads
+    with pytest.raises(
+        UserError, match=r"(?s)^method\.num_heads=4: the checkpoint has 3 heads.*objective\.num_heads=4$"
+    ):
+        fitted(three, num_heads=4)
+    with pytest.raises(UserError, match=r"^method\.tree=\[0, 0, 0, 0\]: a path has a rank per head"):
+        fitted(three, tree=[[0] * (k + 1) for k in range(4)])
 
 
 def test_a_checkpoint_without_heads_is_refused(toy: Target, tmp_path: Path) -> None:
@@ -428,7 +475,7 @@ def test_gradients_reach_the_heads_alone() -> None:
 
 @pytest.mark.parametrize("options", [{"num_heads": 0}, {"num_heads": 1.5}, {"decay": 0}, {"decay": 1.1}], ids=str)
 def test_bad_objectives_name_the_key(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"^{next(iter(options))}="):
+    with pytest.raises(UserError, match=rf"^objective\.{next(iter(options))}="):
         MedusaObjective(**options)
 
 
@@ -468,7 +515,7 @@ def test_a_training_saves_heads_that_decode(own_head: bool, tmp_path: Path) -> N
     plain = decode(model, "ar_sft", prompts, checkpoint=base, **options)
     assert [c.token_ids for c in got] == [c.token_ids for c in plain]
     assert sum(c.stats.draft_forwards for c in got) > 0
-    with pytest.raises(UserError, match="^num_heads=4: the checkpoint has 3 heads"):
+    with pytest.raises(UserError, match=r"^method\.num_heads=4: the checkpoint has 3 heads"):
         decode(model, "medusa", prompts, checkpoint=made, num_heads=4, **options)
 
 
