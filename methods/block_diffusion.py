@@ -222,8 +222,9 @@ class BlockDiffusion(Method):
         store: ``separate`` spends a forward on reading a finished block, or the prompt (BD3-LM); ``fused`` lets the
             next block's masks ride along with it.
         alignment: what the checkpoint was trained with: blocks count from the start of the response (``paper``) or of
-            the sequence (``released``).
-        shift: whether the state at position i predicts token i+1; None takes it from the checkpoint.
+            the sequence (``released``). None takes it from the checkpoint; where that says nothing it is ``paper``.
+        shift: whether the state at position i predicts token i+1; None takes it from the checkpoint, else from
+            ``alignment``.
     """
 
     name: ClassVar[str] = "block_diffusion"
@@ -236,7 +237,7 @@ class BlockDiffusion(Method):
     block_size: int = 4
     confidence: str = "probability"
     store: str = "separate"
-    alignment: str = "paper"
+    alignment: str | None = None
     shift: bool | None = None
 
     def __post_init__(self) -> None:
@@ -244,13 +245,14 @@ class BlockDiffusion(Method):
         for key, value, allowed in (
             ("confidence", self.confidence, CONFIDENCES),
             ("method.store", self.store, STORES),
-            ("method.alignment", self.alignment, ALIGNMENTS),
+            ("method.alignment", self.alignment, (*ALIGNMENTS, None)),
         ):
             if value not in allowed:
-                raise UserError(key, value, f"one of {', '.join(allowed)}")
-        if self.shift not in (None, True, False):
+                raise UserError(key, value, f"one of {', '.join(name or 'null' for name in allowed)}")
+        if self.shift is not None and not isinstance(self.shift, bool):
             raise UserError("method.shift", self.shift, "true, false or null")
         check_tau(self.tau, self.confidence)
+        self._asked = {"alignment": self.alignment, "shift": self.shift}  # what ``fit`` starts from each time
 
     @property
     def window(self) -> int:
@@ -266,31 +268,41 @@ class BlockDiffusion(Method):
 
     @property
     def text_block_start(self) -> str:  # type: ignore[override]
-        return "prompt" if self.alignment == "paper" else "sequence"
+        return "sequence" if self.alignment == "released" else "prompt"
 
-    def start(self, context: Context) -> None:
-        """Take what the checkpoint's manifest says of its training.
+    def fit(self, manifest: Any) -> None:
+        """Settle ``alignment`` and ``shift``: as asked, else as trained, else the paper's.
 
         Raises:
-            UserError: no mask token, or a training that contradicts ``alignment`` or ``shift``.
+            UserError: a training that contradicts what was asked for.
         """
-        super().start(context)
-        mask, manifest = context.target.mask_token_id, context.target.manifest
-        if mask is None:
-            raise UserError("checkpoint", None, "block_diffusion needs a checkpoint with a mask token")
-        self.mask_token_id = mask
         trained: dict[str, Any] = {}
         if manifest is not None:
             trained = {"alignment": manifest.alignment, "shift": manifest.objective.get("shift")}
+        settled: dict[str, Any] = dict(self._asked)
         for key, value in trained.items():
-            own = getattr(self, key)
+            own = settled[key]
             if None not in (own, value) and own != value:
                 shown = str(value).lower()
                 raise UserError(
                     f"method.{key}", own, f"the checkpoint was trained with {shown}", f"method.{key}={shown}"
                 )
-        known = (self.shift, trained.get("shift"), shift_of(self.alignment))
-        self.shifted = next(value for value in known if value is not None)
+            settled[key] = value if own is None else own
+        self.alignment = settled["alignment"] or "paper"
+        self.shift = shift_of(self.alignment) if settled["shift"] is None else settled["shift"]
+
+    def start(self, context: Context) -> None:
+        """Fit the checkpoint.
+
+        Raises:
+            UserError: no mask token, or as ``fit``.
+        """
+        super().start(context)
+        mask = context.target.mask_token_id
+        if mask is None:
+            raise UserError("checkpoint", None, "block_diffusion needs a checkpoint with a mask token")
+        self.mask_token_id = mask
+        self.fit(context.target.manifest)
 
     def admit(self, row: Row) -> None:
         """The first block may begin in the prompt; its tokens there are known."""
@@ -329,7 +341,7 @@ class BlockDiffusion(Method):
         for i, row in enumerate(rows):
             if self.store == "separate" and pending[i] and row.state.stored != len(row.tokens):
                 count[i], row.state.stored = 0, len(row.tokens)
-        offsets = torch.arange(self.block_size) + (0 if self.shifted else 1)
+        offsets = torch.arange(self.block_size) + (0 if self.shift else 1)
         return Window.build(
             rows,
             torch.stack([row.state.ids for row in rows]),
@@ -345,7 +357,7 @@ class BlockDiffusion(Method):
         states: list[BlockState] = [row.state for row in rows]
         block, known, score = (torch.stack([getattr(s, name) for s in states]) for name in ("ids", "known", "score"))
         predicted = confidence(without_mask(output.logits, self.mask_token_id), self.confidence, self.tau)
-        if self.shifted:  # the first column is that of the last pending token, void where nothing was pending
+        if self.shift:  # the first column is that of the last pending token, void where nothing was pending
             has_pending = output.window.pending > 0
             remembered = (torch.stack(x) for x in zip(*(s.first for s in states), strict=True))
             for new, old in zip(predicted, remembered, strict=True):

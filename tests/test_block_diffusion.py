@@ -305,8 +305,9 @@ known_answers: dict[Any, tuple[Any, list[Block]]] = {}
 
 
 def denoise(model: Any, prompt: list[int], cap: int, method: BlockDiffusion, eos: tuple[int, ...]) -> list[Block]:
-    shift = method.alignment == "paper" if method.shift is None else method.shift
-    offset, size = len(prompt) if method.alignment == "paper" else 0, method.block_size
+    is_paper = method.alignment in (None, "paper")
+    shift = is_paper if method.shift is None else method.shift
+    offset, size = len(prompt) if is_paper else 0, method.block_size
     text, done = list(prompt), []
     while len(text) < len(prompt) + cap and not any(t in eos for t in text[len(prompt) :]):
         fixed = (len(text) - offset) % size
@@ -630,6 +631,7 @@ def test_training_and_decoding_see_the_same(alignment: str, shift: bool, store: 
         ({"store": "none"}, "method.store"),
         ({"alignment": "peper"}, "method.alignment"),
         ({"shift": "yes"}, "method.shift"),
+        ({"shift": 1}, "method.shift"),
     ],
 )
 def test_bad_options_name_the_key(options: dict[str, object], key: str) -> None:
@@ -638,18 +640,47 @@ def test_bad_options_name_the_key(options: dict[str, object], key: str) -> None:
 
 
 def test_decoding_follows_the_checkpoint(target: Target) -> None:
-    def started(method: BlockDiffusion, **trained: Any) -> BlockDiffusion:
+    def started(method: BlockDiffusion, **trained: Any) -> tuple[Any, Any, str]:
         method.start(Context(Target(target.model, manifest=Trained(**trained)), 1, 64))
-        return method
+        return method.alignment, method.shift, method.text_block_start
 
-    assert started(BlockDiffusion(), objective={"shift": False}).shifted is False
-    assert started(BlockDiffusion(), objective={"shift": True}).shifted is True
-    assert started(BlockDiffusion(), alignment=None).shifted is True
-    assert started(BlockDiffusion(alignment="released"), alignment="released").shifted is False
+    assert started(BlockDiffusion(), objective={"shift": False}) == ("paper", False, "prompt")
+    assert started(BlockDiffusion(), objective={"shift": True}) == ("paper", True, "prompt")
+    assert started(BlockDiffusion(), alignment=None) == ("paper", True, "prompt")
+    assert started(BlockDiffusion(), alignment="released") == ("released", False, "sequence")
+    assert started(BlockDiffusion(shift=True), alignment="released") == ("released", True, "sequence")
+    assert started(BlockDiffusion(alignment="released"), alignment="released") == ("released", False, "sequence")
     with pytest.raises(UserError, match=r"(?s)^method\.alignment=.*fix: method\.alignment=released"):
-        started(BlockDiffusion(), alignment="released")
+        started(BlockDiffusion(alignment="paper"), alignment="released")
     with pytest.raises(UserError, match=r"(?s)^method\.shift=.*fix: method\.shift=false"):
         started(BlockDiffusion(shift=True), objective={"shift": False})
+
+
+def test_what_is_left_open_is_settled_before_the_engine_is_made(target: Target) -> None:
+    """The engine asks where blocks count from when it is made; and equal outputs have equal fields."""
+    method, released = BlockDiffusion(), Trained("released", {"shift": False})
+    assert (method.alignment, method.shift, method.text_block_start) == (None, None, "prompt")
+    for _ in range(2):
+        method.fit(released)
+        assert method == BlockDiffusion(alignment="released", shift=False)
+        assert method.text_block_start == "sequence"
+    with pytest.raises(UserError, match=r"^cache_block=8: whole blocks.*counted from the sequence"):
+        Engine(target, method, cache="block", cache_block=8)
+    method.fit(Trained())
+    assert method == BlockDiffusion(alignment="paper", shift=True), "what another checkpoint said is not asked for"
+    method.fit(None)
+    assert method == BlockDiffusion(alignment="paper", shift=True)
+
+
+def test_a_fitted_method_decodes_as_one_that_was_told(target: Target) -> None:
+    trained = Target(target.model, manifest=Trained("released"))
+    fitted, told = BlockDiffusion(tau=0.6), BlockDiffusion(tau=0.6, alignment="released", shift=False)
+    fitted.fit(trained.manifest)
+    got, expected, paper = (
+        {k: c.token_ids for k, c in decode(on, method, requests(), batch_size=3).items()}
+        for on, method in ((trained, fitted), (target, told), (target, BlockDiffusion(tau=0.6)))
+    )
+    assert got == expected != paper
 
 
 def test_what_cannot_be_decoded_is_refused(target: Target) -> None:
