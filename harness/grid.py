@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,12 +83,29 @@ class Plan:
         return self.store.cell(cell.key).state()
 
     def notices(self) -> list[str]:
-        """One line for each cell that several settings of the sweep lead to, naming what does not matter to it."""
-        return [
-            _notice(cell, [cell.overrides, *others])
-            for cell, others in zip(self.cells, self.merged, strict=True)
-            if others
-        ]
+        """What settings of the sweep do not matter to which of its methods; a reason is told once.
+
+        Methods to which the same settings never matter share a line.
+        """
+        merged: dict[tuple[str, ...], list[tuple[Cell, list[str]]]] = {}  # by the keys that do not matter
+        for cell, others in zip(self.cells, self.merged, strict=True):
+            if others:
+                settings = _settings([cell.overrides, *others])
+                keys = tuple(dict.fromkeys(o.split("=")[0] for text in settings for o in text.split()))
+                merged.setdefault(keys, []).append((cell, settings))
+        lines: list[str] = []
+        for keys, found in merged.items():
+            counts = Counter(str(cell.cfg.method.name) for cell, _ in found)
+            every = Counter(str(cell.cfg.method.name) for cell in self.cells)
+            names = [name for name in counts if counts[name] == every[name]]  # no cell of theirs tells otherwise
+            if len(names) > 1:
+                lines.append(_common_notice(names, keys, is_once=all(counts[name] == 1 for name in names)))
+            lines += [
+                _notice(str(cell.cfg.method.name), keys, settings)
+                for cell, settings in found
+                if len(names) == 1 or cell.cfg.method.name not in names
+            ]
+        return list(dict.fromkeys(lines))
 
 
 def settings_text(method: Method) -> list[str]:
@@ -99,17 +118,30 @@ def settings_text(method: Method) -> list[str]:
     ]
 
 
-def _notice(cell: Cell, asked: list[tuple[str, ...]]) -> str:
+def _settings(asked: list[tuple[str, ...]]) -> list[str]:
+    """What tells sweep cells from each other, each once, with truth values as the command line has them."""
     same = set.intersection(*map(set, asked))
-    settings = list(dict.fromkeys(" ".join(o for o in overrides if o not in same) for overrides in asked))
-    keys = list(dict.fromkeys(o.split("=")[0] for text in settings for o in text.split()))
+    texts = (" ".join(o for o in overrides if o not in same) for overrides in asked)
+    return list(dict.fromkeys(re.sub(r"=(True|False)\b", lambda found: found[0].lower(), text) for text in texts))
+
+
+def _notice(name: str, keys: Sequence[str], settings: Sequence[str]) -> str:
     if not keys:
-        return f"{cell.cfg.method.name}: asked for {len(asked)} times, run once"
+        return f"{name}: asked for more than once, run once"
     verb = "does" if len(keys) == 1 else "do"
     return (
-        f"{cell.cfg.method.name}: {len(asked)} settings ({'; '.join(settings)}) are one cell, "
+        f"{name}: {len(settings)} settings ({'; '.join(settings)}) are one cell, "
         f"because {' and '.join(keys)} {verb} not change its output"
     )
+
+
+def _common_notice(names: Sequence[str], keys: Sequence[str], is_once: bool) -> str:
+    """Of several methods; ``is_once``: each of them has one cell in the sweep."""
+    once = "runs once" if is_once else "runs once for each of the other settings"
+    if not keys:
+        return f"{', '.join(names)}: asked for more than once, each {once}"
+    verb = "does" if len(keys) == 1 else "do"
+    return f"{', '.join(names)}: {' and '.join(keys)} {verb} not change their output, so each {once}"
 
 
 def run_key(identity: dict[str, Any]) -> str:

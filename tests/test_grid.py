@@ -88,10 +88,40 @@ def test_sweep_in_order_with_repeats_merged_and_named(base: list[str]) -> None:
         ("method=mars", "tau=0.95", "seed=0"),
         ("method=mars", "tau=0.95", "seed=1"),
     ]
-    assert (
-        plan.notices()
-        == ["ar_sft: 2 settings (tau=0.7; tau=0.95) are one cell, because tau does not change its output"] * 2
+    assert plan.notices() == [
+        "ar_sft: 2 settings (tau=0.7; tau=0.95) are one cell, because tau does not change its output"
+    ]
+
+
+def test_methods_to_which_the_same_does_not_matter_share_a_notice(base: list[str]) -> None:
+    """MARS at verify=true has no tau, which is so of that setting only and stands alone."""
+    plan = make_plan([*base, "method=ar_sft,mars,jacobi", "verify=true,false"], multirun=True)
+    assert plan.notices() == ["ar_sft, jacobi: verify does not change their output, so each runs once"]
+    plan = make_plan(
+        [*base, "method=ar_sft,mars,jacobi", "tau=0.7,0.9", "verify=true,false", "seed=0,1"], multirun=True
     )
+    assert plan.notices() == [
+        "ar_sft, jacobi: tau and verify do not change their output, so each runs once for each of the other settings",
+        "mars: 2 settings (tau=0.7; tau=0.9) are one cell, because tau does not change its output",
+    ]
+    plan = make_plan([*base, "method=ar_sft,jacobi", "seed=0,0"], multirun=True)
+    assert plan.notices() == ["ar_sft, jacobi: asked for more than once, each runs once"]
+
+
+def test_a_setting_that_matters_elsewhere_in_the_sweep_is_no_common_reason(base: list[str]) -> None:
+    """With verify=true tau is of no account to MARS; with verify=false it is."""
+    plan = make_plan([*base, "method=mars,ar_sft", "tau=0.7,0.9", "verify=true"], multirun=True)
+    assert plan.notices() == ["mars, ar_sft: tau does not change their output, so each runs once"]
+    sweep = ["method=mars,ar_sft", "tau=0.7,0.9", "verify=true,false"]
+    assert [notice.split(":")[0] for notice in make_plan([*base, *sweep], multirun=True).notices()] == [
+        "mars",
+        "ar_sft",
+    ]
+
+
+def test_truth_values_are_spelled_as_on_the_command_line(base: list[str]) -> None:
+    [notice] = make_plan([*base, "method=ar_sft", "verify=false,true"], multirun=True).notices()
+    assert notice.startswith("ar_sft: 2 settings (verify=false; verify=true) are one cell")
 
 
 def test_two_keys_that_do_not_matter_are_both_named(base: list[str]) -> None:
@@ -122,7 +152,9 @@ def test_checkpoint_to_be_trained_is_missing_with_its_command(base: list[str], t
     plan = make_plan([*base, "block_size=4,8"], multirun=True)
     assert plan.cells[0].missing is None
     assert plan.cells[1].missing is not None
-    assert plan.cells[1].missing.request.command == "python -m harness.train method=mars model=tiny-1m block_size=8"
+    assert plan.cells[1].missing.request.command == (
+        f"python -m harness.train method=mars model=tiny-1m block_size=8 checkpoints_dir={tmp_path / 'checkpoints'}"
+    )
     provisional = plan.cells[1].key
     write_checkpoint(tmp_path / "checkpoints", "mars-b8", block_size=8, alignment="paper", mask_token_id=3)
     assert make_plan([*base, "block_size=8"], multirun=False).cells[0].key != provisional
