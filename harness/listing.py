@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from harness.errors import UserError
 from harness.evaluation import documents
@@ -40,18 +42,18 @@ class Estimate:
         return self.documents * self.seconds_per_document
 
 
-def status_table(plan: Plan) -> Table:
+def status_table(plan: Plan) -> Group:
     """Every cell with its key and its state: done, partial, failed or missing."""
-    table, labels = _table(plan, "state", "rows", "key")
+    title, table, labels = _table(plan, "state", "rows", "key")
     for cell, label in zip(plan.cells, labels, strict=True):
         rows = str(plan.store.cell(cell.key).num_partial_rows() or "")
         table.add_row(*label, plan.state(cell), rows, "(after training)" if cell.missing else cell.key)
-    return table
+    return Group(*title, table)
 
 
-def dry_run_table(plan: Plan) -> tuple[Table, str]:
+def dry_run_table(plan: Plan) -> tuple[Group, str]:
     """Every cell with its state and estimated cost, and a line with the sum. Nothing is run."""
-    table, labels = _table(plan, "state", "docs", "estimate", "basis")
+    title, table, labels = _table(plan, "state", "docs", "estimate", "basis")
     records = plan.store.records()
     total, unknown = 0.0, 0
     for cell, label in zip(plan.cells, labels, strict=True):
@@ -68,7 +70,8 @@ def dry_run_table(plan: Plan) -> tuple[Table, str]:
     if unknown:
         line += f"; {unknown} cells of unknown cost (documents on the hub, or a model of unknown size)"
     commands = dict.fromkeys(cell.missing.request.command for cell in plan.cells if cell.missing)
-    return table, "\n".join([line, *(f"trained first, not in the estimate: {command}" for command in commands)])
+    trained = [f"trained first, not in the estimate: {command}" for command in commands]
+    return Group(*title, table), "\n".join([line, *trained])
 
 
 def estimate_cell(cell: Cell, records: Sequence[Record]) -> Estimate:
@@ -128,19 +131,21 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
-def _table(plan: Plan, *columns: str) -> tuple[Table, list[list[str]]]:
-    """An empty table and each cell's labels in it; what all cells share moves to the title."""
+def _table(plan: Plan, *columns: str) -> tuple[list[Text], Table, list[list[str]]]:
+    """Title, an empty table, and each cell's labels in it; what all cells share moves to the title.
+
+    The title stands outside the table: rich would wrap it to the table's width.
+    """
     described = [_describe(cell) for cell in plan.cells]
     names = list(dict.fromkeys(name for labels in described for name in labels))
     values = {name: [labels.get(name, NONE) for labels in described] for name in names}
     shown = [name for name in names if name == "method" or len(set(values[name])) > 1]
     title = " · ".join(f"{name} {values[name][0]}" for name in names if name not in shown and values[name][0] != NONE)
-    table = Table(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
-    )
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for name in (*shown, *columns):
         table.add_column(name, overflow="fold")
-    return table, [[values[name][i] for name in shown] for i in range(len(plan.cells))]
+    above = [Text(title, "bold"), Text()] if title else []
+    return above, table, [[values[name][i] for name in shown] for i in range(len(plan.cells))]
 
 
 def _describe(cell: Cell) -> dict[str, str]:

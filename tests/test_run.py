@@ -149,6 +149,15 @@ def test_dry_run_and_status_run_nothing(
     assert "12 s" in capsys.readouterr().out, "60 documents at the 0.2 seconds measured"
 
 
+@pytest.mark.parametrize("listing", ["status=true", "dry_run=true"])
+def test_title_of_a_listing_is_not_wrapped_to_its_table(
+    evaluation: FakeEvaluation, tmp_path: Path, capsys: pytest.CaptureFixture[str], listing: str
+) -> None:
+    assert command(*SWEEP, *settings(tmp_path), listing) == 0
+    titles = [line for line in capsys.readouterr().out.splitlines() if " · " in line]
+    assert titles == ["model tiny-1m · suite quick · cache cursor · seed 0 · dtype float32"], "wider than its table"
+
+
 def test_trouble_with_the_tracker_fails_nothing(
     evaluation: FakeEvaluation, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
