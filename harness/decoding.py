@@ -86,7 +86,6 @@ def decode(
             dtype=dtype,
             device=device,
         )
-    chosen.fit(loaded.manifest)
     requests = [
         Request(encode_prompt(loaded, prompt, chat), max_new_tokens, tuple(stop), key=i, seed=seed + i)
         for i, prompt in enumerate(_each(prompts))

@@ -253,6 +253,8 @@ class BlockDiffusion(Method):
             raise UserError("method.shift", self.shift, "true, false or null")
         check_tau(self.tau, self.confidence)
         self._asked = {"alignment": self.alignment, "shift": self.shift}  # what ``fit`` starts from each time
+        self.settled: dict[str, Any] = {}
+        self.fit(None)
 
     @property
     def window(self) -> int:
@@ -268,7 +270,7 @@ class BlockDiffusion(Method):
 
     @property
     def text_block_start(self) -> str:  # type: ignore[override]
-        return "sequence" if self.alignment == "released" else "prompt"
+        return "sequence" if self.settled["alignment"] == "released" else "prompt"
 
     def fit(self, manifest: Any) -> None:
         """Settle ``alignment`` and ``shift``: as asked, else as trained, else the paper's.
@@ -279,17 +281,21 @@ class BlockDiffusion(Method):
         trained: dict[str, Any] = {}
         if manifest is not None:
             trained = {"alignment": manifest.alignment, "shift": manifest.objective.get("shift")}
-        settled: dict[str, Any] = dict(self._asked)
         for key, value in trained.items():
-            own = settled[key]
+            own = self._asked[key]
             if None not in (own, value) and own != value:
                 shown = str(value).lower()
                 raise UserError(
                     f"method.{key}", own, f"the checkpoint was trained with {shown}", f"method.{key}={shown}"
                 )
-            settled[key] = value if own is None else own
-        self.alignment = settled["alignment"] or "paper"
-        self.shift = shift_of(self.alignment) if settled["shift"] is None else settled["shift"]
+        usual: dict[str, Any] = {}  # what null means
+        for key in ("alignment", "shift"):
+            usual[key] = trained.get(key)
+            if usual[key] is None:
+                usual[key] = "paper" if key == "alignment" else shift_of(self.settled["alignment"])
+            asked = self._asked[key]
+            self.settled[key] = usual[key] if asked is None else asked
+            setattr(self, key, None if self.settled[key] == usual[key] else asked)  # one spelling of the usual
 
     def start(self, context: Context) -> None:
         """Fit the checkpoint.
@@ -341,7 +347,7 @@ class BlockDiffusion(Method):
         for i, row in enumerate(rows):
             if self.store == "separate" and pending[i] and row.state.stored != len(row.tokens):
                 count[i], row.state.stored = 0, len(row.tokens)
-        offsets = torch.arange(self.block_size) + (0 if self.shift else 1)
+        offsets = torch.arange(self.block_size) + (0 if self.settled["shift"] else 1)
         return Window.build(
             rows,
             torch.stack([row.state.ids for row in rows]),
@@ -357,7 +363,7 @@ class BlockDiffusion(Method):
         states: list[BlockState] = [row.state for row in rows]
         block, known, score = (torch.stack([getattr(s, name) for s in states]) for name in ("ids", "known", "score"))
         predicted = confidence(without_mask(output.logits, self.mask_token_id), self.confidence, self.tau)
-        if self.shift:  # the first column is that of the last pending token, void where nothing was pending
+        if self.settled["shift"]:  # the first column is that of the last pending token, void where nothing was pending
             has_pending = output.window.pending > 0
             remembered = (torch.stack(x) for x in zip(*(s.first for s in states), strict=True))
             for new, old in zip(predicted, remembered, strict=True):

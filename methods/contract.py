@@ -61,7 +61,7 @@ class Method:
     text_block_start: ClassVar[str] = "prompt"
     needs_mask_token: ClassVar[bool] = False
     # Why temperature above 0 is refused; a method that samples has a field ``temperature`` instead.
-    greedy_only: ClassVar[str] = "it has no field temperature"
+    greedy_only: ClassVar[str] = "sampling is not written for it"
 
     @classmethod
     def axes(cls) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from harness.engine.rows import Row
 from harness.engine.window import Output, Window
 from harness.errors import UserError
 from methods.accept import check_temperature, choose, probabilities
-from methods.contract import Example, Method, Objective, load_own_weights
+from methods.contract import Example, Method, Objective, load_own_weights, refuse_sampling
 from methods.trees import agreeing, ancestry, longest_path, walk
 
 TREES = ("sparse", "chain")
@@ -263,6 +263,9 @@ class Medusa(Method):
             self.num_nodes = Medusa.num_nodes
         if self.acceptance == "greedy":
             self.epsilon, self.delta = Medusa.epsilon, Medusa.delta
+        if self.temperature and self.acceptance == "typical":
+            reason = "typical acceptance takes what is likely enough, which is no sample"
+            raise refuse_sampling(self.name, self.temperature, reason, "method.acceptance=greedy, or temperature=0")
         self._asked_heads = self.num_heads  # what ``fit`` starts from, also when it is called again
 
     @property
@@ -287,8 +290,9 @@ class Medusa(Method):
         if asked is not None and asked > trained:
             fix = f"method.num_heads={trained}, or train with objective.num_heads={asked}"
             raise UserError("method.num_heads", asked, f"the checkpoint has {trained} heads", fix)
-        self.num_heads = asked if asked is not None and isinstance(self.tree, str) else trained
-        check_depth(self.tree, self.num_heads)
+        used = asked if asked is not None and isinstance(self.tree, str) else trained
+        check_depth(self.tree, used)
+        self.num_heads = None if used == trained else used  # one spelling of all that there are
 
     def start(self, context: Context) -> None:
         super().start(context)

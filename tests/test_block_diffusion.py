@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -642,7 +642,7 @@ def test_bad_options_name_the_key(options: dict[str, object], key: str) -> None:
 def test_decoding_follows_the_checkpoint(target: Target) -> None:
     def started(method: BlockDiffusion, **trained: Any) -> tuple[Any, Any, str]:
         method.start(Context(Target(target.model, manifest=Trained(**trained)), 1, 64))
-        return method.alignment, method.shift, method.text_block_start
+        return method.settled["alignment"], method.settled["shift"], method.text_block_start
 
     assert started(BlockDiffusion(), objective={"shift": False}) == ("paper", False, "prompt")
     assert started(BlockDiffusion(), objective={"shift": True}) == ("paper", True, "prompt")
@@ -662,10 +662,14 @@ def test_what_is_left_open_is_settled_before_the_engine_is_made(target: Target) 
     assert (method.alignment, method.shift, method.text_block_start) == (None, None, "prompt")
     for _ in range(2):
         method.fit(released)
-        assert method == BlockDiffusion(alignment="released", shift=False)
+        assert method == BlockDiffusion(), "what the checkpoint says is no setting"
         assert method.text_block_start == "sequence"
+    explicit = BlockDiffusion(alignment="released", shift=False)
+    assert explicit != method
+    explicit.fit(released)
+    assert explicit == method
     with pytest.raises(UserError, match=r"^cache_block=8: whole blocks.*counted from the sequence"):
-        Engine(target, method, cache="block", cache_block=8)
+        Engine(replace(target, manifest=released), BlockDiffusion(), cache="block", cache_block=8)
     method.fit(Trained())
     assert method == BlockDiffusion(alignment="paper", shift=True), "what another checkpoint said is not asked for"
     method.fit(None)

@@ -270,10 +270,18 @@ def test_samples_are_the_targets(toy: Target) -> None:
 
 
 def test_a_biased_sampler_is_caught(toy: Target) -> None:
-    """Typical acceptance prefers what the heads guess; and a temperature a little off shows too."""
-    for biased in (Medusa(temperature=1.0, acceptance="typical"), Medusa(temperature=1.2)):
+    """Typical acceptance prefers what the heads guess, and is refused for it; a temperature a little off shows too."""
+    with pytest.raises(UserError, match=r"(?s)temperature=1\.0: medusa decodes greedily.*method\.acceptance=greedy"):
+        Medusa(temperature=1.0, acceptance="typical")
+
+    def likely() -> Medusa:
+        method = Medusa(temperature=1.0)
+        method.acceptance = "typical"
+        return method
+
+    for biased in (likely, lambda: Medusa(temperature=1.2)):
         with pytest.raises(AssertionError, match="not the target's distribution"):
-            sampling.check_sampler(lambda method=biased: replace(method), toy, temperature=1.0, num_draws=3000)
+            sampling.check_sampler(biased, toy, temperature=1.0, num_draws=3000)
 
 
 # ---- trees
@@ -376,11 +384,11 @@ def test_heads_are_those_of_the_checkpoint() -> None:
         return method.num_heads
 
     assert fitted(None) is None
-    assert fitted(four) == fitted(four, num_heads=4) == 4
+    assert fitted(four) is fitted(four, num_heads=4) is None, "all that there are"
     assert fitted(four, num_heads=2) == 2
-    assert fitted(four, tree=[[0], [0, 0]], num_heads=2) == 4, "its paths tell which heads it uses"
-    method = Medusa()
-    for manifest, heads in ((four, 4), (three, 3), (four, 4)):
+    assert fitted(four, tree=[[0], [0, 0]], num_heads=2) is None, "its paths tell which heads it uses"
+    method = Medusa(num_heads=3)
+    for manifest, heads in ((four, 3), (three, None), (four, 3)):
         method.fit(manifest)
         assert method.num_heads == heads
     with pytest.raises(

@@ -198,7 +198,7 @@ def test_a_draft_model_comes_loaded_and_counts_in_the_identity(
 
 
 def test_without_a_draft_model_the_message_says_how_to_name_one(spec: registry.ModelSpec) -> None:
-    with pytest.raises(UserError, match="method.draft_model=None: a model with the tokenizer of mine"):
+    with pytest.raises(UserError, match="method.draft_model=None: needed: no draft model is registered for mine"):
         load.load(spec, method=Speculative())
 
 

@@ -62,6 +62,7 @@ class Engine:
             raise UserError("accept_limit", accept_limit, f"one of {', '.join(ACCEPT_LIMITS)}")
         if prefill_chunk is not None and (isinstance(prefill_chunk, bool) or prefill_chunk < 1):
             raise UserError("prefill_chunk", prefill_chunk, "a whole number of tokens, at least 1, or null")
+        method.fit(loaded.manifest)
         self.loaded, self.method, self.batch_size = loaded, method, batch_size
         self.mode = cache_mode(cache, cache_block, method.text_block, method.text_block_start)
         self.most_tokens = cache_block if cache == "block" and accept_limit == "cache_block" else None

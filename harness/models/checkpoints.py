@@ -42,11 +42,13 @@ class TrainingRequest:
     alignment: str | None
     variant: str | None
     overrides: tuple[str, ...]
+    checkpoints_dir: str | None = None  # where it was looked for, if not in the usual place
 
     @property
     def command(self) -> str:
         """The exact command."""
-        return " ".join(("python -m harness.train", *self.overrides))
+        place = [f"checkpoints_dir={self.checkpoints_dir}"] if self.checkpoints_dir else []
+        return " ".join(("python -m harness.train", *self.overrides, *place))
 
 
 class MissingCheckpoint(UserError):
@@ -208,8 +210,8 @@ def companions(model: ModelSpec, method: Method) -> dict[str, tuple[ModelSpec, C
         chosen = companion.model or model.draft_model
         if chosen is None:
             key = f"method.{name}_model"
-            allowed = f"a model with the tokenizer of {model.name}, for which no {name} model is registered"
-            raise UserError(key, None, allowed, f"{key}={model.name} drafts with the model itself")
+            allowed = f"needed: no {name} model is registered for {model.name}; one with its tokenizer can be named"
+            raise UserError(key, None, allowed, f"{key}=NAME, or leave {method.name} out")
         try:
             found[name] = spec(chosen), companion
         except UserError as error:
@@ -341,7 +343,8 @@ def _missing(
         overrides.append("sft_loss=false")
     elif rest:  # a name of the user's own: only they know its settings
         overrides += [f"variant={rest}", "<the settings that it stands for>"]
-    request = TrainingRequest(model.name, kind, block_size, alignment, variant, tuple(overrides))
+    place = None if root == default_checkpoints_dir() else str(root)
+    request = TrainingRequest(model.name, kind, block_size, alignment, variant, tuple(overrides), place)
     if (root / "local" / model.name / name / MANIFEST_NAME).is_file():  # and was passed over
         request = dataclasses.replace(request, overrides=(*overrides, "overwrite=true"))
     others = sorted(

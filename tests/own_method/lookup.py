@@ -10,6 +10,7 @@ import torch
 from harness.engine.commit import Commit
 from harness.engine.rows import Row
 from harness.engine.window import Output, Window
+from methods.accept import confirmed
 from methods.contract import Method
 
 
@@ -48,6 +49,5 @@ class Lookup(Method):
         window = output.window
         columns = torch.arange(best.shape[1] - 1, device=best.device)
         drafts = window.ids.gather(1, (window.pending[:, None] + columns).clamp(max=window.width - 1))
-        confirmed = (drafts == best[:, :-1]) & (columns < window.count[:, None])
-        run = confirmed.long().cumprod(1).sum(1)
+        run = confirmed(drafts, best, window.count)
         return Commit(best, run + 1, kept=run, drafted=window.count, accepted=run)
