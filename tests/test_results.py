@@ -127,7 +127,7 @@ def test_documents_keep_their_types(tmp_path: Path) -> None:
     cell.finish(record(rows), rows)
     assert cell.documents() == rows
     assert cell.scores()[1] | {"metrics": {}} == {
-        "group": "word_problems", "task": "word_problems", "doc_id": 1, "score": 1.0, "metrics": {},
+        "group": "word_problems", "task": "word_problems", "doc_id": 1, "score": 1.0, "token_ids": [], "metrics": {},
     }  # fmt: skip
     schema = pq.read_schema(cell.documents_path)
     assert str(schema.field("score").type) == "double"
@@ -393,8 +393,8 @@ def test_coverage_of_the_paired_interval() -> None:
 @pytest.fixture
 def lines() -> list[tables.Line]:
     documents = {
-        "a" * 16: [document(i, float(i % 3 > 0)) for i in range(30)],
-        "b" * 16: [document(i, float(i % 2)) for i in range(30)],
+        "a" * 16: [document(i, float(i % 3 > 0), token_ids=[i % 3]) for i in range(30)],
+        "b" * 16: [document(i, float(i % 2), token_ids=[5]) for i in range(30)],
         "c" * 16: [document(i, float(i % 2), target_forwards=4, acceptance_lengths=[1] * 4) for i in range(30)],
     }
     records = [
@@ -460,11 +460,94 @@ def test_options_show_where_they_are_not_the_default() -> None:
     assert line(**jacobi, window_length=99).labels["options"] == "window_length=99"
     elsewhere = line(cls="nowhere.Mine", method="mine", guesses=3, temperature=0.0)
     assert elsewhere.labels["options"] == "guesses=3", "its defaults are not known here"
-    text = [row.rstrip() for row in rendered([line(**jacobi, window_length=99)], 80).splitlines()]
-    place = text.index(" window_length=")
+    other = line(method="medusa", cls="methods.medusa.Medusa", temperature=0.0)
+    text = rows_of([line(**jacobi, window_length=99), other], 80)
+    place = text.index(" window_length=99")
     assert text[place - 1].startswith("jacobi ")
-    assert text[place + 1] == "  99"
     assert not any(" tau " in row for row in text), "no row has one"
+
+
+def rows_of(lines: Sequence[tables.Line], width: int) -> list[str]:
+    return [row.rstrip() for row in rendered(lines, width).splitlines()]
+
+
+def test_options_that_all_rows_share_stand_in_the_title() -> None:
+    """Those of several methods, and those of every row; what one of several methods has stays below it."""
+    ar = line(method="ar_sft", cls="methods.ar_sft.ArSft", temperature=0.8)
+    medusa = line(method="medusa", cls="methods.medusa.Medusa", temperature=0.8, num_heads=4)
+    block = line(method="block_diffusion", cls="methods.block_diffusion.BlockDiffusion", tau=0.9)  # cannot sample
+    for rows in ([ar, medusa], [ar, medusa, block]):
+        text = rows_of(rows, 120)
+        assert text[0].endswith(" · temperature=0.8")
+        assert sum("temperature" in row for row in text) == 1
+        assert " num_heads=4" in text
+    text = rows_of(
+        [line(method="medusa", cls="methods.medusa.Medusa", temperature=t, num_heads=4) for t in (0, 1)], 120
+    )
+    assert text[0].endswith(" · num_heads=4"), "of the only method, at two temperatures"
+    assert text.count(" temperature=1") == 1
+    unlike = rows_of([ar, line(method="medusa", cls="methods.medusa.Medusa", temperature=0.0)], 120)
+    assert " temperature=0.8" in unlike, "the other has the option too, at its default"
+
+
+def test_options_break_only_where_the_terminal_is_narrow() -> None:
+    """First an interval goes below its difference, and only then a value below its name."""
+    documents = {"a" * 16: [document(i, float(i % 2), **DRAFTED) for i in range(20)]}
+    documents["b" * 16] = [document(i, float(i % 3 > 0), token_ids=[i], **DRAFTED) for i in range(20)]
+    reference = record(documents["a" * 16], "a" * 16, "ar_sft")
+    found = tables.make_lines(
+        [reference, record(documents["b" * 16], "b" * 16, guesses_ahead=12)], documents.__getitem__
+    )
+    whole = max(len(row) for row in rows_of(found, 120) if "──" in row)
+    seen = []
+    for width in range(120, 60, -1):
+        text = rows_of(found, width)
+        assert all(len(row) <= width for row in text)
+        [place] = [i for i, row in enumerate(text) if row.startswith("mars")]
+        is_interval_below = "[" not in text[place]
+        is_option_whole = text[place + 1].split()[0] == "guesses_ahead=12"
+        assert is_option_whole or text[place + 1].split()[0] == "guesses_ahead="
+        seen.append((is_interval_below, is_option_whole))
+    assert list(dict.fromkeys(seen)) == [(False, True), (True, True), (True, False)]
+    assert seen.count((False, True)) == 120 - whole + 1, "in one piece as long as there is room"
+
+
+def test_a_missing_reference_is_explained(lines: list[tables.Line]) -> None:
+    sentence = "—: no AR SFT cell with these settings yet; add method=ar_sft"
+    assert sentence not in " ".join(rendered(lines, 120).split())
+    assert sentence in " ".join(rendered([*lines, line(tau=0.7)], 120).split())
+
+
+def test_answers_equal_to_the_token_are_told_from_an_equal_score() -> None:
+    """Medusa answers as AR SFT does; MARS scores the same with other words in one of four documents."""
+    keys = {"ar_sft": "a" * 16, "medusa": "b" * 16, "mars": "c" * 16}
+    documents = {key: [document(i, token_ids=[i]) for i in range(4)] for key in keys.values()}
+    documents[keys["mars"]][3]["token_ids"] = [3, 3]
+
+    def made() -> list[tables.Line]:
+        records = [record(documents[key], key, method) for method, key in keys.items()]
+        return tables.make_lines(records, documents.__getitem__)
+
+    text = rows_of(made(), 120)
+    assert [row.split("  ")[-1].strip() for row in text if row.startswith("ar_sft")] == ["reference"]
+    assert [row.endswith(" same answers") for row in text if row.startswith(("medusa", "mars"))] == [True, False]
+    assert [row.endswith("]") for row in text if row.startswith("mars")] == [True]
+    rows = list(csv.DictReader(io.StringIO(tables.to_csv(made()))))
+    assert [row["same_answers"] for row in rows] == ["", "1.0", "0.75"]
+    assert [row["delta"] for row in rows] == ["", "0.0", "0.0"], "numbers stay numbers"
+    assert "same answers" not in tables.to_markdown(made())
+    del documents[keys["medusa"]][0]["token_ids"]
+    assert made()[1].same_answers is None, "not known of every document"
+    assert "same answers" not in rendered(made(), 120)
+
+
+def test_documents_without_token_ids_are_read(tmp_path: Path) -> None:
+    rows = [{k: v for k, v in document(i).items() if k != "token_ids"} for i in range(2)]
+    cell = StoredCell(tmp_path / "abc")
+    cell.path.mkdir()
+    cell.finish(record(rows), rows)
+    assert [row["score"] for row in cell.scores()] == [1.0, 1.0]
+    assert not any("token_ids" in row for row in cell.scores())
 
 
 def test_seven_methods_with_drafts_and_options_fit_80_columns() -> None:
@@ -473,7 +556,7 @@ def test_seven_methods_with_drafts_and_options_fit_80_columns() -> None:
     def score(i: int, k: int) -> float:
         return 1.0 if i == 5 else float((k * 7 + i) % 4 < 2)  # one method is always right: 100.0
 
-    documents = {f"{i:016x}": [document(k, score(i, k), **DRAFTED) for k in range(20)] for i in range(8)}
+    documents = {f"{i:016x}": [document(k, score(i, k), token_ids=[i], **DRAFTED) for k in range(20)] for i in range(8)}
     named = [
         ("ar_sft", "ArSft", {}),
         ("block_diffusion", "BlockDiffusion", {"tau": 0.95, "block_size": 4}),

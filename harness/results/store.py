@@ -53,7 +53,7 @@ class StoredCell:
 
     def scores(self) -> list[dict[str, Any]]:
         """What a paired comparison needs of the finished cell's rows."""
-        return self.documents(("group", "task", "doc_id", "score"))
+        return self.documents(("group", "task", "doc_id", "score", "token_ids"))
 
     def documents(self, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """The finished cell's rows, as they were given to ``finish``; or only some of their columns."""

@@ -1,8 +1,9 @@
 """The results table: on the terminal at the end of a run, and as Markdown and CSV.
 
 Every score has its interval, and beside it the paired difference from AR SFT on the same documents. On the terminal
-what all rows share (model, benchmark, …) moves to the title, a method's options stand below its name, and the
-difference breaks before its interval where it must, so that the table fits 80 columns.
+what all rows share (model, benchmark, an option, …) moves to the title and a method's own options stand below its name.
+Where the terminal is too narrow the difference breaks before its interval, and then options after their ``=``, so that
+the table fits 80 columns.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -50,13 +52,19 @@ Documents = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Line:
-    """One row of the table: a record on one benchmark, and its difference from the reference (None: there is none)."""
+    """One row of the table: a record on one benchmark, and its difference from the reference (None: there is none).
+
+    Attributes:
+        same_answers: share of the documents on which its token ids are the reference's; None where there is
+            no reference, or one of the two does not know its tokens.
+    """
 
     record: Record
     benchmark: Benchmark
     labels: dict[str, str]
     delta: Comparison | None
     is_baseline: bool
+    same_answers: float | None = None
 
 
 def make_lines(
@@ -67,7 +75,7 @@ def make_lines(
     Args:
         records: in the order in which they are to be shown.
         earlier: further records, among which a reference may be found that ``records`` lack.
-        scores: gives the documents (group, task, doc_id, score) of a run key.
+        scores: gives the documents (group, task, doc_id, score, and token_ids where known) of a run key.
     """
     records, earlier = list(records), list(earlier)
     read: dict[str, Documents] = {}
@@ -82,11 +90,21 @@ def make_lines(
         baseline = _baseline(record, records) or _baseline(record, earlier)
         is_baseline = baseline is not None and baseline.key == record.key
         for name, benchmark in record.benchmarks.items():
-            delta = None
+            delta = same = None
             if baseline is not None and not is_baseline:
-                delta = compare(documents(record.key, name), documents(baseline.key, name))
-            lines.append(Line(record, benchmark, _labels(record, name), delta, is_baseline))
+                pair = documents(record.key, name), documents(baseline.key, name)
+                delta, same = compare(*pair), _same_answers(*pair)
+            lines.append(Line(record, benchmark, _labels(record, name), delta, is_baseline, same))
     return lines
+
+
+def _same_answers(first: Documents, second: Documents) -> float | None:
+    """Share of the documents of both with the same token ids; None where one is not known to the token."""
+    other = {(row["task"], row["doc_id"]): row.get("token_ids") for row in second}
+    pairs = [(row.get("token_ids"), other[place]) for row in first if (place := (row["task"], row["doc_id"])) in other]
+    if not pairs or any(ids is None for pair in pairs for ids in pair):
+        return None
+    return sum(a == b for a, b in pairs) / len(pairs)
 
 
 def _baseline(record: Record, records: Sequence[Record]) -> Record | None:
@@ -153,12 +171,26 @@ def _defaults(record: Record) -> dict[str, Any]:
     return plain
 
 
-def _method_cell(line: Line) -> Text:
-    """Name, and below it each option, broken after its ``=`` where it is wider than the longest name."""
+def _common_options(lines: Sequence[Line]) -> list[str]:
+    """Options that all rows which have them share, for the title; not those that one of several methods has."""
+    common = []
+    for option in dict.fromkeys(option for line in lines for option in _options(line.record)):
+        name, _, value = option.partition("=")
+        having = [line for line in lines if name in line.record.identity["method"]["axes"]]
+        methods = {line.record.identity["method"]["name"] for line in having}
+        is_same = all(_text(line.record.identity["method"]["axes"][name]) == value for line in having)
+        if is_same and (len(having) == len(lines) or len(methods) > 1):
+            common.append(option)
+    return common
+
+
+def _method_cell(line: Line, common: Sequence[str], is_broken: bool) -> Text:
+    """Name, and below it each option of its own; broken: after its ``=`` where it is wider than the longest name."""
     lines = [line.labels["method"]]
     for option in _options(line.record):
         name, _, value = option.partition("=")
-        lines += [f" {option}"] if len(option) < METHOD_WIDTH else [f" {name}=", f"  {value}"]
+        if option not in common:
+            lines += [f" {name}=", f"  {value}"] if is_broken and len(option) >= METHOD_WIDTH else [f" {option}"]
     return Text("\n".join(lines))
 
 
@@ -192,7 +224,7 @@ def _delta(line: Line) -> str:
     return f"{percent(d.value, True)} [{percent(d.low, True)}, {percent(d.high, True)}]"
 
 
-EQUIVALENT, DELTA = "tokens/ equiv. forward", "Δ vs AR SFT"
+EQUIVALENT, DELTA, SAME = "tokens/ equiv. forward", "Δ vs AR SFT", "same answers"
 METHOD_WIDTH, DELTA_WIDTH = 15, 14  # on the terminal: of an option, and of an interval
 
 
@@ -216,10 +248,26 @@ CAPTION = (
     "±: wider half of the score's 95 % interval. Δ: points on the same documents, paired, with its 95 % interval; "
     "one that holds 0 decides nothing."
 )
+CAPTION_NO_REFERENCE = f" {NONE}: no AR SFT cell with these settings yet; add method={BASELINE}."
 CAPTION_EQUIVALENT = (
     " equiv.: draft forwards count too, each for its share of a target forward's seconds, so this column holds for "
     "this machine and batch size."
 )
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """The first of several layouts, widest first, that the terminal has room for; the last where it has for none."""
+
+    layouts: Sequence[Table]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        unbounded = options.update(max_width=10_000)
+        for table in self.layouts[:-1]:
+            if Measurement.get(console, unbounded, table).maximum <= options.max_width:
+                yield table
+                return
+        yield self.layouts[-1]
 
 
 def to_rich(lines: Sequence[Line]) -> Group:
@@ -227,7 +275,32 @@ def to_rich(lines: Sequence[Line]) -> Group:
 
     Title and caption stand outside the table: rich would wrap them to its width.
     """
-    columns = _columns(lines)
+    columns, common = _columns(lines), _common_options(lines)
+    layouts = [
+        _layout(lines, columns, common, is_delta_broken=is_delta_broken, is_option_broken=is_option_broken)
+        for is_delta_broken, is_option_broken in ((False, False), (True, False), (True, True))
+    ]
+    title = " · ".join([*_shared(lines, columns), *common])
+    caption = CAPTION
+    if any(line.delta is None and not line.is_baseline for line in lines):
+        caption += CAPTION_NO_REFERENCE
+    if _has_drafts(lines):
+        caption += CAPTION_EQUIVALENT
+    return Group(Text(title, "bold"), Text(), _Fitted(layouts), Text(), Text(caption, "dim"))
+
+
+def _has_drafts(lines: Sequence[Line]) -> bool:
+    return any(line.benchmark.speed.draft_forwards for line in lines)
+
+
+def _layout(
+    lines: Sequence[Line],
+    columns: Sequence[str],
+    common: Sequence[str],
+    *,
+    is_delta_broken: bool,
+    is_option_broken: bool,
+) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     measured = [_measures(line) for line in lines]
     names = list(measured[0])
@@ -235,7 +308,7 @@ def to_rich(lines: Sequence[Line]) -> Group:
         names.remove("task mean")  # with one task it is the ratio of sums
     if len({m["n"] for m in measured}) == 1:
         names.remove("n")
-    drafts = any(line.benchmark.speed.draft_forwards for line in lines)
+    drafts = _has_drafts(lines)
     if not drafts:
         names.remove(EQUIVALENT)  # it is tokens per forward
     for name in columns:
@@ -246,10 +319,10 @@ def to_rich(lines: Sequence[Line]) -> Group:
     table.add_column(DELTA, justify="right", min_width=DELTA_WIDTH)
     for line, measures in zip(lines, measured, strict=True):
         cells = [Text(line.labels[c]) for c in columns[1:]] + [Text(measures[n]) for n in names[:-1]]
-        table.add_row(_method_cell(line), *cells, measures[DELTA].replace(", ", ","))
-    title = " · ".join(_shared(lines, columns))
-    caption = CAPTION + CAPTION_EQUIVALENT if drafts else CAPTION
-    return Group(Text(title, "bold"), Text(), table, Text(), Text(caption, "dim"))
+        delta = SAME if line.same_answers == 1 else measures[DELTA].replace(", ", ",")
+        broken = delta.replace(" [", "\n[") if is_delta_broken else delta
+        table.add_row(_method_cell(line, common, is_option_broken), *cells, Text(broken))
+    return table
 
 
 def _shared(lines: Sequence[Line], columns: Sequence[str]) -> list[str]:
@@ -312,5 +385,6 @@ def _numbers(line: Line) -> dict[str, Any]:
         "delta_high": difference.high if difference else "",
         "delta_n": difference.n if difference else "",
         "mcnemar_p": line.delta.p_value if line.delta and line.delta.p_value is not None else "",
+        "same_answers": "" if line.same_answers is None else line.same_answers,
         "key": line.record.key,
     }
