@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -33,6 +34,7 @@ CHOICES = {
     "accept_limit": ("block_size", "cache_block"),
     "dtype": DTYPES,
 }
+NAMING = ("_target_", "name")  # of a method's YAML; the other keys are the method's own options
 AT_LEAST_ONE = ("block_size", "cache_block", "batch_size", "threads", "suite.limit", "suite.max_gen_toks")
 
 
@@ -123,8 +125,8 @@ def check_keys(overrides: Iterable[Any], cfg: DictConfig, groups: Collection[str
     """Check the keys that parsed overrides change.
 
     Args:
-        cfg: composed with the group choices alone, so that it has every key there is. Keys of a group that is swept
-            over are not checked: they differ between the cells.
+        cfg: composed with the group choices alone, so that it has every key there is. Of a group that is swept over
+            only methods are checked, each for its options: keys of the others differ between the cells.
 
     Raises:
         UserError: a key that does not exist.
@@ -132,27 +134,71 @@ def check_keys(overrides: Iterable[Any], cfg: DictConfig, groups: Collection[str
     overrides = list(overrides)
     swept = {o.key_or_group for o in overrides if o.is_sweep_override()} & set(groups)
     known = [*known_keys(cfg), *groups]
+    methods = _method_options(overrides, cfg)
     for override in overrides:
         key = override.key_or_group
-        if (
-            override.is_add()
-            or override.is_force_add()
-            or override.is_delete()
-            or key.startswith("hydra")
-            or key.split(".")[0] in swept
-        ):
+        if override.is_add() or override.is_force_add() or override.is_delete() or key.startswith("hydra"):
             continue
-        if key not in known:
-            raise unknown_key(key, override.get_value_string(), known)
+        if key.startswith("method."):
+            if any(key.split(".")[1] not in (*own, *NAMING) for own in methods.values()):
+                raise unknown_option(key, override.get_value_string(), methods, known)
+        elif key.split(".")[0] not in swept and key not in known:
+            # A training takes objective.option, so that a decoding option is no suggestion there.
+            raise unknown_key(key, override.get_value_string(), known, methods if "suite" in cfg else None)
 
 
-def unknown_key(key: str, value: object, known: Iterable[str]) -> UserError:
-    """The error for a key that no configuration has, with the nearest one that some has."""
+def _method_options(overrides: Iterable[Any], cfg: DictConfig) -> dict[str, list[str]]:
+    """Own options of each method that the overrides choose, by its name; inside Hydra, which finds its YAML."""
+    chosen = [o for o in overrides if o.key_or_group == "method" and o.is_sweep_override()]
+    nodes = [hydra.compose(f"method/{name}").method for o in chosen for name in override_values(o)]
+    if not chosen:
+        nodes = [cfg.get("method") or {}]
+    return {str(node.get("name")): [str(key) for key in node if key not in NAMING] for node in nodes}
+
+
+def unknown_key(
+    key: str, value: object, known: Iterable[str], methods: Mapping[str, Collection[str]] | None = None
+) -> UserError:
+    """The error for a key that no configuration has, with the nearest one that some has.
+
+    Args:
+        methods: own options of the chosen methods, where the key may be one of them without its prefix.
+    """
+    having = [name for name, own in (methods or {}).items() if key in own]
+    if having:
+        some = "" if len(having) == len(methods or {}) else f" Of these methods {_has(having)} it."
+        return UserError(key, value, "no such key", f"did you mean method.{key}={value}?{some}")
     inside, _, last = key.rpartition(".")
     siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == inside}
     near = [siblings[name] for name in difflib.get_close_matches(last, siblings, n=1, cutoff=0.5)]
     meant = f"did you mean {near[0]}={value}?" if near else SHOW_KEYS
     return UserError(key, value, "no such key", meant)
+
+
+def unknown_option(
+    key: str, value: object, methods: Mapping[str, Collection[str]], known: Collection[str]
+) -> UserError:
+    """The error for ``method.option`` that not every chosen method has: who has it, or else what they have.
+
+    Args:
+        methods: own options of the chosen methods.
+        known: keys of the configuration, among which the option may be one that all methods share.
+    """
+    option = key.removeprefix("method.")
+    having = [name for name, own in methods.items() if option in own]
+    lacking = [name for name in methods if name not in having]
+    message = f"no such key: {_has(lacking)} no option {option}"
+    if having:
+        return UserError(key, value, f"{message} ({_has(having)})", f"set it with method={','.join(having)} only")
+    if option in known:
+        return UserError(key, value, message, f"did you mean {option}={value}?")
+    near = difflib.get_close_matches(option, [name for own in methods.values() for name in own], n=1, cutoff=0.5)
+    theirs = "; ".join(f"{name} has {', '.join(own) or 'no options of its own'}" for name, own in methods.items())
+    return UserError(key, value, message, f"did you mean method.{near[0]}={value}? {theirs}" if near else theirs)
+
+
+def _has(names: Sequence[str]) -> str:
+    return f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'}"
 
 
 def override_values(override: Any) -> Iterator[str]:

@@ -69,6 +69,40 @@ def test_mistake(base: list[str], override: str, key: str, words: str) -> None:
     assert str(caught.value.value) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["method=jacobi", "method.target=8"], "no option target\n  fix: jacobi has window_length, initial"),
+        (["method=jacobi", "method.windowlength=8"], "did you mean method.window_length=8?"),
+        (["method=mars", "method.window=3"], "no option window\n  fix: mars has no options of its own"),
+        (["method=mars", "method.tau=0.5"], "did you mean tau=0.5?"),
+        (["method=jacobi", "window_length=8"], "did you mean method.window_length=8?"),
+        (["method=jacobi,ar_sft", "window_length=8"], "method.window_length=8? Of these methods jacobi has it."),
+        (["method=ar_sft,block_diffusion", "method.store=fused"], "ar_sft has no option store (block_diffusion has)"),
+        (
+            ["method=medusa,eagle,ar_sft", "method.num_nodes=8"],
+            "no option num_nodes (medusa and eagle have)",
+        ),
+        (["method=medusa,eagle", "method.num_node=8"], "medusa and eagle have no option num_node\n  fix: did you mean"),
+    ],
+)
+def test_options_of_methods(base: list[str], overrides: list[str], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make_plan([*base, *overrides], multirun="," in overrides[0])
+    assert words in str(caught.value)
+    assert "_target_" not in str(caught.value)
+
+
+def test_options_of_a_method_of_ones_own_are_known(base: list[str], tmp_path: Path) -> None:
+    group = tmp_path / "own" / "method"
+    group.mkdir(parents=True)
+    (group / "ahead.yaml").write_text("_target_: methods.jacobi.Jacobi\nname: ahead\nwindow_length: 8\n")
+    with pytest.raises(UserError, match=r"mars has no option window_length \(ahead has\)"):
+        make_plan(
+            [*base, "method=ahead,mars", "method.window_length=4"], multirun=True, config_dir=str(tmp_path / "own")
+        )
+
+
 def test_tau_is_checked_against_its_confidence(base: list[str]) -> None:
     assert make_plan([*base, "tau=2.5", "confidence=entropy"], multirun=False)
     with pytest.raises(UserError, match="nats"):
