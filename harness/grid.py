@@ -29,7 +29,6 @@ from methods.contract import Method
 
 # Offered to every method; it takes those that it declares.
 SHARED_AXES = ("tau", "block_size", "confidence", "verify", "temperature")
-NAMING = ("_target_", "name")  # of a method's YAML; the other keys are the method's own options
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ def make_method(node: DictConfig, shared: Mapping[str, Any], options: Mapping[st
     """
     settings: Any = OmegaConf.to_container(node, resolve=True)
     cls: type[Method] = get_class(settings["_target_"])
-    own = {key: value for key, value in settings.items() if key not in NAMING}
+    own = {key: value for key, value in settings.items() if key not in config.NAMING}
     return cls.from_settings(shared, own | dict(options or {}))
 
 
