@@ -183,18 +183,17 @@ def check_depth(tree: Any, num_heads: int) -> None:
         )
 
 
-def typical(logits: Tensor, ids: Tensor, parents: Tensor, temperature: float, epsilon: float, delta: float) -> Tensor:
+def typical(logits: Tensor, ids: Tensor, parents: Tensor, epsilon: float, delta: float) -> Tensor:
     """Which nodes are likely enough: p(node | its parent) > min(ε, δ · exp(−entropy)) (§2.3.1).
 
     Args:
         logits: [rows, 1 + n, vocab], after the last committed token and after each node.
         ids, parents: int64 [rows, n].
-        temperature: of p; 0 stands for 1.
 
     Returns:
         bool [rows, n].
     """
-    probability = probabilities(logits, temperature or 1.0)
+    probability = probabilities(logits, 1.0)
     entropy = torch.special.entr(probability).sum(-1)
     threshold = (delta * torch.exp(-entropy)).clamp(max=epsilon)
     lines = torch.arange(len(ids), device=ids.device)[:, None]
@@ -369,7 +368,7 @@ class Medusa(Method):
         if self.acceptance == "greedy":
             passed = agreeing(ids, parents, targets, window.count)
         else:
-            likely = typical(output.logits, ids, parents, self.temperature, self.epsilon, self.delta)
+            likely = typical(output.logits, ids, parents, self.epsilon, self.delta)
             passed = likely & (places < window.count[:, None])
         length, nodes, last = longest_path(passed, path)
         nodes = nodes[:, : self.num_levels]

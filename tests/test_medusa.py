@@ -127,8 +127,8 @@ def says(logits: Tensor, token: int) -> bool:
     return int(logits.argmax()) == token
 
 
-def likely(logits: Tensor, token: int, epsilon: float = 0.09, delta: float = 0.3, temperature: float = 1.0) -> bool:
-    p = torch.softmax(logits / temperature, -1)
+def likely(logits: Tensor, token: int, epsilon: float = 0.09, delta: float = 0.3) -> bool:
+    p = torch.softmax(logits, -1)
     entropy = sum(-float(x) * float(x.log()) for x in p if x > 0)
     return float(p[token]) > min(epsilon, delta * 2.718281828459045**-entropy)
 
@@ -223,26 +223,19 @@ def test_fewer_heads_of_a_checkpoint_are_its_first(toy: Target, tmp_path: Path) 
 # ---- acceptance that is likely enough
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_the_typical_rule(temperature: float) -> None:
+def test_the_typical_rule() -> None:
     """Against a plain loop, where epsilon decides and where the entropy does."""
     torch.manual_seed(0)
     rows, nodes, vocab = 40, 6, 7
     logits = torch.randn(rows, nodes + 1, vocab, dtype=torch.float64) * torch.linspace(0.1, 6, rows)[:, None, None]
     parents = torch.tensor([-1, -1, 0, 0, 2, 1]).expand(rows, -1)
     ids = torch.randint(vocab, (rows, nodes))
-    passed = typical(logits, ids, parents, temperature, 0.09, 0.3)
-    expected = [
-        [
-            likely(logits[i, int(parents[i, n]) + 1], int(ids[i, n]), temperature=temperature or 1.0)
-            for n in range(nodes)
-        ]
-        for i in range(rows)
-    ]
+    passed = typical(logits, ids, parents, 0.09, 0.3)
+    expected = [[likely(logits[i, int(parents[i, n]) + 1], int(ids[i, n])) for n in range(nodes)] for i in range(rows)]
     assert passed.tolist() == expected
     assert 0.2 < passed.double().mean() < 0.8
     best = logits.argmax(-1).gather(1, parents + 1)
-    assert typical(logits, best, parents, temperature, 0.09, 0.3).all(), "the most likely token is likely enough"
+    assert typical(logits, best, parents, 0.09, 0.3).all(), "the most likely token is likely enough"
 
 
 def test_typical_acceptance_is_lossy_and_commits_more(toy: Target) -> None:
