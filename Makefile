@@ -52,7 +52,7 @@ demo-real: env  ## real weights: SmolLM2-135M-Instruct writes HumanEval programs
 	@$(RUN) harness.run method=ar_sft model=smollm2-135m variant=base suite=humaneval suite.limit=10 $(ARGS)
 
 test: dev  ## the default tests, under ten minutes
-	@OMP_NUM_THREADS=1 $(RUN) pytest -n $(JOBS) -m "not slow and not gpu" $(ARGS)
+	@OMP_NUM_THREADS=1 $(RUN) pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu" $(ARGS)
 
 test-slow: dev  ## tests on real weights and of real trainings
 	@OMP_NUM_THREADS=1 $(RUN) pytest -n $(JOBS) -m slow --timeout 3600 $(ARGS)

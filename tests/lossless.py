@@ -148,10 +148,11 @@ def check(
     cache_block: int = 9,
     same_steps: bool = True,
 ) -> list[Completion]:
-    """Equality with greedy AR: every prompt in a ragged batch under every cache, and some of them alone or in pieces.
+    """Equality with greedy AR: every prompt in a ragged batch, and some of them alone or in pieces.
 
-    Slots are refilled as rows finish; caps and EOS fall anywhere in a run. Every prompt is also decoded alone under the
-    first cache where ``runs`` are asked for (else, and under the others, a twelfth), and an eighth is read in pieces.
+    Slots are refilled as rows finish; caps and EOS fall anywhere in a run. The first cache takes every prompt, the
+    others every second one. Where ``runs`` are asked for, every prompt is also decoded alone under the first cache
+    (else, and under the others, a sixth); an eighth is read in pieces.
 
     Args:
         make_method: makes a fresh method; it may take its drafts from the teacher.
@@ -173,14 +174,15 @@ def check(
     every: list[Completion] = []
     for number, cache in enumerate(caches):
         options = {"cache": cache, "cache_block": cache_block}
-        batched = decode(case.target, make_method(case.teacher), case.asked, batch_size=batch_size, **options)
-        step = 1 if runs and not number else 4 * len(caches)
-        alone = decode(case.target, make_method(case.teacher), case.asked[number::step], **options)
+        asked = case.asked[number::2] if number else case.asked
+        batched = decode(case.target, make_method(case.teacher), asked, batch_size=batch_size, **options)
+        step = 1 if runs and not number else 6
+        alone = decode(case.target, make_method(case.teacher), asked[::step], **options)
         pieces = decode(
-            case.target, make_method(case.teacher), case.asked[number::8],
+            case.target, make_method(case.teacher), asked[::8],
             batch_size=batch_size, prefill_chunk=chunk, **options,
         )  # fmt: skip
-        assert len(batched) == len(case.asked)
+        assert len(batched) == len(asked)
         for got in (batched, alone, pieces):
             check_answers(case, got.values())
             every += got.values()
