@@ -129,7 +129,8 @@ def _train(cfg: DictConfig, overrides: Sequence[str], spec: ModelSpec, root: Pat
         raise UserError("adapter", cfg.adapter, allowed, "leave it out")
     start, base, origin = starting_point(cfg, spec, method, progress)
     training_data = data.prepare(cfg.data, start.tokenizer, cfg.train.max_sequence_length)
-    check_same_training(work_dir, cfg, {"data_record": training_data.record, "start": fingerprint(spec, base)})
+    started_from = fingerprint(spec, base)  # now: the directory may hold other weights when the training ends
+    check_same_training(work_dir, cfg, {"data_record": training_data.record, "start": started_from})
 
     pad_token_id = start.tokenizer.pad_token_id
     objective.bind(start.mask_token_id, pad_token_id if isinstance(pad_token_id, int) else 0)
@@ -165,7 +166,7 @@ def _train(cfg: DictConfig, overrides: Sequence[str], spec: ModelSpec, root: Pat
         losses=result.losses,
         adapter=cfg.adapter if objective.own is None else "own",
         init_from=origin,
-        base=None if objective.own is None else fingerprint(spec, base),
+        base=None if objective.own is None else started_from,
         command=f"python -m harness.train {shlex.join(overrides)}",
         seconds=result.seconds,
         versions={name: version for name in PACKAGES if (version := _version(name))},
