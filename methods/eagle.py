@@ -367,8 +367,7 @@ class Eagle(Method):
         nodes, length, ids = targets[:, :0], torch.zeros_like(targets[:, 0]), targets
         if self.parents is not None:
             parents = self.parents[:, :num_nodes]
-            columns = window.pending[:, None] + torch.arange(num_nodes, device=targets.device)
-            drafts = window.ids.gather(1, columns.clamp(max=window.width - 1))
+            drafts = window.added(num_nodes)
             passed = agreeing(drafts, parents, targets, window.count)
             length, nodes, last = longest_path(passed, ancestry(parents))
             ids = walk(targets, nodes, length, last, drafts)

@@ -116,9 +116,7 @@ class Jacobi(Method):
     def accept(self, rows: list[Row], output: Output) -> Commit:
         predictions = output.logits.argmax(-1)  # [rows, 1 + most guesses]
         window = output.window
-        columns = torch.arange(predictions.shape[1] - 1, device=predictions.device)
-        guesses = window.ids.gather(1, (window.pending[:, None] + columns).clamp(max=window.width - 1))
-        run = confirmed(guesses, predictions, window.count)
+        run = confirmed(window.added(predictions.shape[1] - 1), predictions, window.count)
         for i, row in enumerate(rows):
             row.state = _Guesses(row.state.source, len(row.tokens), predictions[i, : 1 + self._count(row)])
         return Commit(predictions, run + 1, kept=run, drafted=window.count, accepted=run)

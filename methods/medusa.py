@@ -363,13 +363,12 @@ class Medusa(Method):
             self._remember(rows, output, targets[:, :0])
             return Commit.one(targets)
         parents, path = self.parents[:most].expand(len(rows), -1), self.path[:most, :most].expand(len(rows), -1, -1)
-        places = torch.arange(most, device=targets.device)
-        ids = window.ids.gather(1, (window.pending[:, None] + places).clamp(max=window.width - 1))
+        ids = window.added(most)
         if self.acceptance == "greedy":
             passed = agreeing(ids, parents, targets, window.count)
         else:
             likely = typical(output.logits, ids, parents, self.epsilon, self.delta)
-            passed = likely & (places < window.count[:, None])
+            passed = likely & (torch.arange(most, device=targets.device) < window.count[:, None])
         length, nodes, last = longest_path(passed, path)
         nodes = nodes[:, : self.num_levels]
         self._remember(rows, output, nodes)

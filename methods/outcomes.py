@@ -57,9 +57,7 @@ def outcomes(output: Output, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
     rows, num_offsets, vocab = output.logits.shape
     logits = output.logits.view(rows, num_offsets // block_size, block_size, vocab)
     window = output.window
-    at = window.pending[:, None] + torch.arange(block_size, num_offsets, block_size, device=output.logits.device) - 1
-    drafts = window.ids.gather(1, at.clamp(max=window.width - 1))
-    return drafts, logits, window.count // block_size
+    return window.added(num_offsets - 1)[:, block_size - 1 :: block_size], logits, window.count // block_size
 
 
 def carry(rows: Sequence[Row], committed: Tensor, length: Tensor, guesses: Tensor) -> None:

@@ -88,6 +88,10 @@ class Case:
     asked: list[Request]
     teacher: Teacher
 
+    def first(self, num_prompts: int) -> Case:
+        """The same with fewer prompts."""
+        return replace(self, asked=self.asked[:num_prompts])
+
     def answer(self, request: Request) -> tuple[list[int], str]:
         """Greedy's tokens, EOS included, and why they end."""
         tokens = self.teacher.truth[tuple(request.prompt_ids)][: request.max_new_tokens]

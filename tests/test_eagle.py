@@ -237,10 +237,6 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return replace(case, target=with_weights(case.target, own, tmp_path_factory.mktemp(request.param)))
 
 
-def some(case: Case, num_prompts: int) -> Case:
-    return replace(case, asked=case.asked[:num_prompts])
-
-
 class Taught(Eagle):
     """Drafts as ever, then takes the tokens from a teacher, so that paths of every length are accepted."""
 
@@ -266,7 +262,7 @@ def test_answers_are_greedy_ars(case: Case) -> None:
 @pytest.mark.parametrize("options", [(3, 1, 3), (4, 3, 5), (1, 5, 5), (2, 99, 3)])
 def test_whatever_is_drafted_answers_are_greedy_ars(case: Case, options: tuple[int, int, int]) -> None:
     """Its own drafts: a chain, a tree of few nodes, a tree of one level, one wider than the vocabulary."""
-    got = lossless.check(lambda teacher: Eagle(*options), some(case, 8))
+    got = lossless.check(lambda teacher: Eagle(*options), case.first(8))
     assert sum(c.stats.accepted for c in got) > 0
 
 
@@ -277,10 +273,10 @@ def no_gap_seen(passed: Tensor, path: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def test_a_broken_acceptance_rule_is_caught(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match="not what greedy AR says"):
-        lossless.check(lambda teacher: lossless.broken(Taught(teacher), lossless.one_more), some(case, 24))
+        lossless.check(lambda teacher: lossless.broken(Taught(teacher), lossless.one_more), case.first(24))
     monkeypatch.setattr(eagle, "longest_path", no_gap_seen)
     with pytest.raises(AssertionError, match="not what greedy AR says"):
-        lossless.check(Taught, some(case, 24))
+        lossless.check(Taught, case.first(24))
 
 
 def test_kept_keys_and_values_equal_a_fresh_forward(case: Case) -> None:

@@ -76,10 +76,6 @@ def case(request: pytest.FixtureRequest) -> Case:
     return lossless.case(request.param)
 
 
-def some(case: Case, num_prompts: int) -> Case:
-    return replace(case, asked=case.asked[:num_prompts])
-
-
 def test_answers_are_greedy_ars(case: Case) -> None:
     """200 prompts in ragged batches and alone, three caches, EOS and caps inside runs, prompts in pieces."""
     lossless.check(Taught, case, runs=range(N))
@@ -88,14 +84,14 @@ def test_answers_are_greedy_ars(case: Case) -> None:
 @pytest.mark.parametrize("method", [Jacobi(None), Jacobi(N, "random"), Jacobi(1)], ids=repr)
 def test_whatever_is_guessed_answers_are_greedy_ars(case: Case, method: Jacobi) -> None:
     """Its own guesses, which a random model confirms where it falls into a loop."""
-    got = lossless.check(lambda teacher: replace(method), some(case, 24))
+    got = lossless.check(lambda teacher: replace(method), case.first(24))
     assert (sum(c.stats.accepted for c in got) > 30) == (method.window_length != 1)
 
 
 @pytest.mark.parametrize("change", [lossless.one_more, lossless.jump_gap])
 def test_a_broken_acceptance_rule_is_caught(case: Case, change: Any) -> None:
     with pytest.raises(AssertionError, match="not what greedy AR says"):
-        lossless.check(lambda teacher: lossless.broken(Taught(teacher), change), some(case, 24))
+        lossless.check(lambda teacher: lossless.broken(Taught(teacher), change), case.first(24))
 
 
 @pytest.mark.parametrize("n", [4, None])

@@ -65,10 +65,6 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return replace(plain, target=with_heads(plain.target, tmp_path_factory.mktemp("heads")))
 
 
-def some(case: Case, num_prompts: int) -> Case:
-    return replace(case, asked=case.asked[:num_prompts])
-
-
 # ---- lossless
 
 
@@ -79,14 +75,14 @@ def test_answers_are_greedy_ars(case: Case) -> None:
 
 @pytest.mark.parametrize("method", [Medusa(), Medusa(tree="chain"), Medusa(num_heads=2, num_nodes=40)], ids=repr)
 def test_whatever_its_heads_guess_answers_are_greedy_ars(case: Case, method: Medusa) -> None:
-    got = lossless.check(lambda teacher: replace(method), some(case, 12))
+    got = lossless.check(lambda teacher: replace(method), case.first(12))
     assert sum(c.stats.accepted for c in got) > 0
     assert method.lossless
 
 
 def test_chain_and_sparse_trees_of_a_teacher(case: Case) -> None:
-    lossless.check(taught(tree="chain"), some(case, 40), runs=range(HEADS + 1), caches=["cursor"])
-    lossless.check(taught(num_nodes=40, num_heads=2), some(case, 40), runs=range(3), caches=["block"])
+    lossless.check(taught(tree="chain"), case.first(40), runs=range(HEADS + 1), caches=["cursor"])
+    lossless.check(taught(num_nodes=40, num_heads=2), case.first(40), runs=range(3), caches=["block"])
 
 
 @pytest.mark.parametrize(
@@ -96,7 +92,7 @@ def test_chain_and_sparse_trees_of_a_teacher(case: Case) -> None:
 )
 def test_a_broken_acceptance_rule_is_caught(case: Case, tree: Any, change: Any) -> None:
     with pytest.raises(AssertionError, match="not what greedy AR says"):
-        lossless.check(lambda teacher: lossless.broken(Taught(teacher, tree=tree), change), some(case, 24))
+        lossless.check(lambda teacher: lossless.broken(Taught(teacher, tree=tree), change), case.first(24))
 
 
 def test_kept_keys_and_values_equal_a_fresh_forward(case: Case) -> None:

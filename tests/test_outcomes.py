@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 import lossless
@@ -94,16 +93,12 @@ def case(request: pytest.FixtureRequest) -> Case:
     return lossless.case(request.param)
 
 
-def some(case: Case, num_prompts: int) -> Case:
-    return replace(case, asked=case.asked[:num_prompts])
-
-
 def test_verified_mars_writes_what_greedy_ar_writes(case: Case) -> None:
     lossless.check(Taught, case, runs=range(B))
 
 
 def test_its_own_drafts_change_nothing_but_the_speed(case: Case) -> None:
-    got = lossless.check(lambda _: Mars(block_size=B, verify=True), some(case, 50))
+    got = lossless.check(lambda _: Mars(block_size=B, verify=True), case.first(50))
     assert sum(c.stats.accepted for c in got) > 0
 
 
@@ -144,7 +139,7 @@ def test_a_broken_acceptance_rule_is_caught(case: Case, change: Any, monkeypatch
     else:
         make = lambda teacher: lossless.broken(Taught(teacher), change)  # noqa: E731
     with pytest.raises((AssertionError, RuntimeError)):
-        lossless.check(make, some(case, 50))
+        lossless.check(make, case.first(50))
 
 
 def jump_gap(drafts: torch.Tensor, targets: torch.Tensor, count: torch.Tensor) -> torch.Tensor:

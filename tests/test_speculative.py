@@ -46,21 +46,17 @@ def case(request: pytest.FixtureRequest) -> Case:
     return case_of(request.param)
 
 
-def some(case: Case, num_prompts: int) -> Case:
-    return replace(case, asked=case.asked[:num_prompts])
-
-
 @pytest.mark.parametrize("draft", ["ar_sft", "mars"])
 def test_an_ar_target_writes_what_greedy_ar_writes(case: Case, draft: str) -> None:
     """With drafts of either kind, accepted in runs of every length; every prompt alone takes the same steps."""
-    asked = case if draft == "ar_sft" else some(case, 60)
+    asked = case if draft == "ar_sft" else case.first(60)
     lossless.check(lambda _: Speculative(draft=draft, num_drafts=K, tau=TAU), asked, runs=range(K + 1))
 
 
 @pytest.mark.parametrize("change", [lossless.one_more, lossless.jump_gap])
 def test_a_broken_acceptance_rule_is_caught(case: Case, change: Any) -> None:
     with pytest.raises(AssertionError, match="not what greedy AR says"):
-        lossless.check(lambda _: lossless.broken(Speculative(num_drafts=K), change), some(case, 50))
+        lossless.check(lambda _: lossless.broken(Speculative(num_drafts=K), change), case.first(50))
 
 
 def test_kept_keys_and_values_are_those_of_a_fresh_forward(case: Case) -> None:
@@ -117,7 +113,7 @@ def test_a_mars_target_is_the_paper_read_literally(case: Case, cache: str) -> No
 
 
 def test_a_mars_target_in_one_token_mode_is_greedy(case: Case) -> None:
-    lossless.check(lambda _: Speculative(target="mars", num_drafts=K, tau=1.0), some(case, 50))
+    lossless.check(lambda _: Speculative(target="mars", num_drafts=K, tau=1.0), case.first(50))
 
 
 def test_a_draft_model_that_is_the_target_is_always_right(case: Case) -> None:

@@ -130,6 +130,11 @@ class Window:
         }
         return replace(self, **moved)
 
+    def added(self, most: int) -> Tensor:
+        """Ids of the added positions by their number: int64 [rows, most]; past a row's own count any id may stand."""
+        columns = self.pending[:, None] + torch.arange(most, device=self.ids.device)
+        return self.ids.gather(1, columns.clamp(max=self.width - 1))
+
     @property
     def width(self) -> int:
         """Columns of the widest row."""

@@ -7,7 +7,6 @@ command that makes it.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
@@ -344,9 +343,9 @@ def _missing(
     elif rest:  # a name of the user's own: only they know its settings
         overrides += [f"variant={rest}", "<the settings that it stands for>"]
     place = None if root == default_checkpoints_dir() else str(root)
-    request = TrainingRequest(model.name, kind, block_size, alignment, variant, tuple(overrides), place)
     if (root / "local" / model.name / name / MANIFEST_NAME).is_file():  # and was passed over
-        request = dataclasses.replace(request, overrides=(*overrides, "overwrite=true"))
+        overrides.append("overwrite=true")
+    request = TrainingRequest(model.name, kind, block_size, alignment, variant, tuple(overrides), place)
     others = sorted(
         {p.name for place in (root / "local", root) for p in (place / model.name).glob(f"{kind}*")} - {name}
     )

@@ -47,7 +47,5 @@ class Lookup(Method):
     def accept(self, rows: list[Row], output: Output) -> Commit:
         best = output.logits.argmax(-1)  # [rows, 1 + drafts]: what greedy AR says after each position
         window = output.window
-        columns = torch.arange(best.shape[1] - 1, device=best.device)
-        drafts = window.ids.gather(1, (window.pending[:, None] + columns).clamp(max=window.width - 1))
-        run = confirmed(drafts, best, window.count)
+        run = confirmed(window.added(best.shape[1] - 1), best, window.count)
         return Commit(best, run + 1, kept=run, drafted=window.count, accepted=run)
