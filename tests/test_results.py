@@ -27,6 +27,12 @@ from harness.results.store import DONE, FAILED, MISSING, PARTIAL, Store, StoredC
 from methods.jacobi import Jacobi
 
 METRIC = {"word_problems": "exact_match,strict-match"}
+# A document that was scored by the log-likelihoods of its choices: nothing was generated.
+SCORED_ROW = document(
+    0, new_tokens=0, target_forwards=0, positions=0, drafted=0, accepted=0, timed_forwards=0, target_seconds=0.0,
+    acceptance_lengths=[], token_ids=[], confidences=[], text="", finish_reason="scored",
+    loglikelihoods=[-1.5, -2.25], is_greedy=[True, False],
+)  # fmt: skip
 
 
 def record(
@@ -122,19 +128,22 @@ def test_documents_keep_their_types(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     rows = [document(0, metrics={"a": 1, "b": 0.5}), document(1, metrics={"a": 0}, confidences=[], token_ids=[])]
+    chosen = SCORED_ROW | {"doc_id": 2, "metrics": {"a": 1}}
     cell = StoredCell(tmp_path / "abc")
     cell.path.mkdir()
-    cell.finish(record(rows), rows)
-    assert cell.documents() == rows
+    cell.finish(record([*rows, chosen]), [*rows, chosen])
+    assert cell.documents() == [row | {"loglikelihoods": None, "is_greedy": None} for row in rows] + [chosen]
     assert cell.scores()[1] | {"metrics": {}} == {
         "group": "word_problems", "task": "word_problems", "doc_id": 1, "score": 1.0, "token_ids": [], "metrics": {},
     }  # fmt: skip
     schema = pq.read_schema(cell.documents_path)
     assert str(schema.field("score").type) == "double"
     assert str(schema.field("acceptance_lengths").type.value_type) == "int64"
+    assert str(schema.field("loglikelihoods").type.value_type) == "double"
+    assert str(schema.field("is_greedy").type.value_type) == "bool"
     assert set(DOCUMENT_TYPES) <= set(schema.names)
     frame = pd.read_parquet(cell.documents_path)
-    assert frame["metric.a"].tolist() == [1, 0]
+    assert frame["metric.a"].tolist() == [1, 0, 1]
     assert frame["acceptance_lengths"][0].tolist() == [1, 3]
 
 
@@ -222,7 +231,7 @@ def test_benchmarks_are_not_averaged_together() -> None:
     benchmarks, _ = summarise(rows, METRIC | {"other": "acc,none"})
     assert benchmarks["word_problems"].score.value == 1.0
     assert benchmarks["other"].score.value == 0.5
-    assert benchmarks["other"].tasks == {"other": 1.0, "x": 0.0}
+    assert {name: task.score for name, task in benchmarks["other"].tasks.items()} == {"other": 1.0, "x": 0.0}
     assert benchmarks["other"].metric == "acc,none"
 
 
@@ -278,7 +287,7 @@ def test_rows_are_made_of_what_the_engine_counted() -> None:
     row = lm._row(Completion(("a", 1), [1], [5, 6, 7], "x", stats, trace), "hash")
     assert (row["timed_forwards"], row["timed_draft_forwards"]) == (2, 5)
     assert (row["target_seconds"], row["draft_seconds"]) == (2.0, 1.0)
-    scored = {"group", "score", "extracted", "target"}
+    scored = {"group", "score", "extracted", "target", "loglikelihoods", "is_greedy"}
     assert set(DOCUMENT_TYPES) - scored == set(row), "every column is declared, and every declared one is there"
 
 

@@ -83,6 +83,27 @@ def score_interval(scores: Sequence[float], clusters: Sequence[Any] | None = Non
     return Interval(mean, low, high, n, "bootstrap")
 
 
+def mean_interval(parts: Sequence[Interval]) -> Interval:
+    """Plain mean of estimates on independent sets of documents (a suite's benchmarks), each weighing the same.
+
+    The distances from the estimates to their ends add up as standard errors do: the square-and-add method, which keeps
+    the parts' asymmetry (Newcombe 1998; Zou and Donner 2008, MOVER). The benchmarks are taken as given: the interval
+    says what other questions of the same benchmarks would give, and nothing about other benchmarks.
+
+    Raises:
+        ValueError: no parts.
+    """
+    if not parts:
+        raise ValueError("a mean needs at least one part")
+    if len(parts) == 1:
+        return parts[0]
+    k = len(parts)
+    mean = sum(part.value for part in parts) / k
+    below = math.sqrt(sum((part.value - part.low) ** 2 for part in parts)) / k
+    above = math.sqrt(sum((part.high - part.value) ** 2 for part in parts)) / k
+    return Interval(mean, mean - below, mean + above, sum(part.n for part in parts), "mean of independent parts")
+
+
 def mcnemar(wins: int, losses: int) -> float:
     """Exact two-sided p-value that discordant pairs fall either way with equal chance."""
     n = wins + losses
