@@ -105,12 +105,13 @@ def _report(plan: grid.Plan) -> int:
         try:
             write_atomically(plan.store.root / "table.md", tables.to_markdown(lines))
             write_atomically(plan.store.root / "table.csv", tables.to_csv(lines))
+            write_atomically(plan.store.root / "tasks.csv", tables.tasks_to_csv(lines))
         except OSError as error:  # finished cells may lie on a read-only disk
-            _say(f"table.md and table.csv were not written: {error}")
+            _say(f"table.md, table.csv and tasks.csv were not written: {error}")
     left = [cell for cell in plan.cells if cell not in done]
     for cell in left:
         _say(f"{plan.state(cell)}: {cell.label}   ({plan.store.cell(cell.key).path})")
-    also = "; also table.md, table.csv" if done else ""
+    also = "; also table.md, table.csv, tasks.csv" if done else ""
     print(f"records: {plan.store.root}   ({len(done)} of {len(plan.cells)} cells done{also})")
     return 1 if left else 0
 

@@ -15,11 +15,18 @@ from typing import Any, Literal
 
 from harness.errors import UserError
 from harness.results.records import Record
+from harness.results.stats import Interval
 from harness.results.store import DONE, StoredCell
 
 TABLE_COLUMNS = (
     "task", "doc_id", "score", "extracted", "target", "text", "new_tokens", "target_forwards", "acceptance_lengths",
     "finish_reason",
+)  # fmt: skip
+COUNTS = ("documents", "seconds", "new_tokens", "target_forwards", "draft_forwards", "draft_cost")
+LENGTHS = ("mean_tokens", "cut_share")
+RATIOS = (
+    "tokens_per_forward", "tokens_per_forward_task_mean", "positions_per_token", "tokens_per_second",
+    "tokens_per_equivalent_forward",
 )  # fmt: skip
 _told: list[Path] = []  # the one line about tracking offline was printed
 
@@ -68,23 +75,26 @@ def replay(
 
 
 def summary(record: Record) -> dict[str, Any]:
-    """The numbers of a record as flat summary metrics: speed by name, scores by benchmark."""
-    flat: dict[str, Any] = {
-        name: getattr(record.speed, name)
-        for name in (
-            "documents", "tokens_per_forward", "tokens_per_forward_task_mean", "positions_per_token",
-            "tokens_per_second", "seconds", "new_tokens", "target_forwards", "draft_forwards", "draft_cost",
-            "tokens_per_equivalent_forward",
-        )
-    }  # fmt: skip
+    """The numbers of a record as flat summary metrics: speed by name, scores by benchmark and by subtask.
+
+    Lengths and ratios of tokens are left out where no token was generated.
+    """
+    names = (*COUNTS, *LENGTHS, *RATIOS) if record.speed.new_tokens else COUNTS
+    flat: dict[str, Any] = {name: getattr(record.speed, name) for name in names}
     for name, benchmark in record.benchmarks.items():
-        score = benchmark.score
-        flat |= {f"{name}/score": score.value, f"{name}/score_low": score.low, f"{name}/score_high": score.high}
+        flat |= _scores(name, benchmark.score)
         flat |= {f"{name}/{metric}": value for metric, value in benchmark.metrics.items()}
-        flat |= {f"{name}/tokens_per_forward": benchmark.speed.tokens_per_forward}
-    if len(record.benchmarks) == 1:
-        flat["score"] = next(iter(record.benchmarks.values())).score.value  # what a wandb sweep optimises
-    return flat
+        lengths = (*LENGTHS, "tokens_per_forward") if benchmark.speed.new_tokens else ()
+        flat |= {f"{name}/{length}": getattr(benchmark.speed, length) for length in lengths}
+        if len(benchmark.tasks) > 1:
+            flat |= {f"{name}/{task}/score": one.score for task, one in benchmark.tasks.items()}
+    if len(record.benchmarks) > 1:
+        flat |= _scores("average", record.average)
+    return flat | {"score": record.average.value}  # what a wandb sweep optimises
+
+
+def _scores(name: str, score: Interval) -> dict[str, float]:
+    return {f"{name}/score": score.value, f"{name}/score_low": score.low, f"{name}/score_high": score.high}
 
 
 def _axes(record: Record) -> list[str]:
