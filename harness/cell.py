@@ -100,6 +100,7 @@ def measure(cell: Cell, stored: StoredCell) -> Record:
             on_row=partial.append,
             progress=sys.stderr.isatty(),
             label=cell.title,
+            batch_size=cfg.batch_size,
         )
     benchmarks, speed = summarise(found.rows, {name: one.metric for name, one in found.headline.items()})
     settings: Any = OmegaConf.to_container(cfg, resolve=True)

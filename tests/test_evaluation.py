@@ -50,7 +50,7 @@ def with_bbh(config: SuiteConfig, data_dir: Path) -> SuiteConfig:
         metric="exact_match",
         filter="get-answer",
         subtasks=["boolean_expressions", "navigate"],
-        data_file="bbh/{subtask}.json",
+        data_files=["bbh/{subtask}.json"],
         fields=["input", "target"],
     )
     config.tasks, config.data_dir = ["bbh"], str(data_dir)
@@ -247,9 +247,9 @@ def test_the_suite_limits_new_tokens_whatever_the_task_says(tmp_path):
 
 
 def test_aliases_do_not_get_past_the_limit(monkeypatch, tmp_path):
-    config = tasks._config(suite("gsm8k").protocol["gsm8k_cot"], "gsm8k_cot")
+    config = tasks.stock_config(suite("gsm8k").protocol["gsm8k_cot"], "gsm8k_cot")
     config["generation_kwargs"] |= {"max_new_tokens": 9999}
-    monkeypatch.setattr(tasks, "_config", lambda *_: config)
+    monkeypatch.setattr(tasks, "stock_config", lambda *_: config)
     _, engine = run(suite("gsm8k", f"suite.data_dir={write_gsm8k(tmp_path)}"))
     assert {request.max_new_tokens for request in engine.requests} == {256}
 
@@ -291,14 +291,25 @@ def test_repeated_requests_are_generated_once():
     assert len(rows) == len(engine.requests) == 2
 
 
-def test_sampling_and_loglikelihoods_are_refused():
+@pytest.mark.parametrize("options", [{"do_sample": True}, {"do_sample": True, "temperature": 0.7}, {"temperature": 1}])
+def test_sampling_is_refused(options):
     model = loaded()
-    adapter = EngineLM(FakeEngine(model, lambda *_: ""), model)
     with pytest.raises(UserError, match="samples"):
-        adapter.generate_until([instance(do_sample=True)])
-    for ask in (adapter.loglikelihood, adapter.loglikelihood_rolling):
-        with pytest.raises(UserError, match="log-likelihoods"):
-            ask([instance()])
+        EngineLM(FakeEngine(model, lambda *_: ""), model).generate_until([instance(**options)])
+
+
+@pytest.mark.parametrize("options", [{"do_sample": True, "temperature": 0}, {"do_sample": False, "temperature": 1}])
+def test_sampling_that_is_none_is_answered(options):
+    model = loaded()
+    assert EngineLM(FakeEngine(model, lambda *_: "yes"), model).generate_until([instance(**options)]) == ["yes"]
+
+
+@pytest.mark.parametrize("name", ["max_gen_toks", "max_new_tokens", "max_tokens"])
+def test_a_tasks_own_limit_has_several_names(name):
+    model = loaded()
+    engine = FakeEngine(model, lambda *_: "")
+    EngineLM(engine, model).generate_until([instance(**{name: 33})])
+    assert engine.requests[0].max_new_tokens == 33
 
 
 def test_each_task_has_its_own_shots_in_one_user_turn(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import math
 import statistics
@@ -30,6 +31,7 @@ class Headline:
         metric: lm-eval's name of it, "metric,filter".
         stderr: standard error of the mean over documents; None for fewer than two.
         subtasks: score of each subtask, where the benchmark has them; ``value`` then pools their documents.
+        metrics: every metric as lm-eval aggregates it, "metric,filter"; over subtasks weighted by their documents.
     """
 
     metric: str
@@ -37,6 +39,7 @@ class Headline:
     stderr: float | None
     n: int
     subtasks: dict[str, float]
+    metrics: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ class Evaluation:
 
     Attributes:
         rows: one per document, in task and document order: what generation gave, plus ``group`` (the benchmark),
-            ``score`` (headline, 0 to 1), ``metrics`` (every metric and filter), ``extracted`` and ``target``.
+            ``score`` (headline, 0 to 1), ``metrics`` (every metric and filter), ``extracted`` and ``target``. Of gated
+            benchmarks the texts are obscured (``obscure``).
         headline: per benchmark.
         average: plain mean of the benchmarks' headline values, as the paper averages.
         versions: task version per lm-eval task.
@@ -71,6 +75,7 @@ def evaluate(
     on_row: Callable[[Row], None] | None = None,
     progress: bool = False,
     label: str = "",
+    batch_size: int = 1,
 ) -> Evaluation:
     """Score a loaded model on a suite.
 
@@ -83,6 +88,7 @@ def evaluate(
         on_row: told each generated document at once (counts and text, no score yet), to be kept for ``resume``.
         progress: show one bar with running tokens per forward and accuracy.
         label: the bar's text.
+        batch_size: prompts read together where a task asks for log-likelihoods.
 
     Raises:
         UserError: a mistake in the suite, its data, or a prompt longer than the context; before anything is generated.
@@ -94,8 +100,22 @@ def evaluate(
             one = built[str(instance.task_name)]
             return one.score(instance, text) if one.spec.live_score else None
 
+        hidden = {name for name, one in built.items() if one.spec.gated and not suite.reveal_gated}
+
+        def keep(row: Row) -> None:
+            if on_row is not None:
+                on_row(_obscured(row) if row["task"] in hidden else row)
+
         model = EngineLM(
-            engine, loaded, seed=seed, done=resume, on_row=on_row, score=live_score, progress=progress, label=label
+            engine,
+            loaded,
+            seed=seed,
+            done=[_revealed(row) for row in resume],
+            on_row=keep,
+            score=live_score,
+            progress=progress,
+            label=label,
+            batch_size=batch_size,
         )
         template = model.chat_template()
         # Neither cache of lm-eval is used: one is keyed on the prompt alone, the other on less.
@@ -105,9 +125,10 @@ def evaluate(
             limit=suite.limit,
             apply_chat_template=True,
             fewshot_as_multiturn=suite.fewshot_as_multiturn,
+            bootstrap_iters=0,  # intervals are ours, from the documents
         )
-    rows = _merge(model.rows, built, results["samples"])
-    headline = _headlines(rows, built)
+    rows = [_obscured(row) if row["task"] in hidden else row for row in _merge(model.rows, built, results["samples"])]
+    headline = _headlines(rows, built, results["results"])
     return Evaluation(
         rows=rows,
         headline=headline,
@@ -138,6 +159,23 @@ def requests(engine: Generates, loaded: Any, suite: SuiteConfig, *, seed: int = 
         return model.requests([instance for one in built.values() for instance in one.task.instances])
 
 
+_OBSCURED = "base64:"
+
+
+def _obscured(row: Mapping[str, Any]) -> Row:
+    """The row of a gated benchmark without text that may quote its question; letters and token ids stay."""
+    texts = {name: row[name] for name in ("text", "extracted") if len(row.get(name, "")) > len("(A)")}
+    return dict(row) | {name: _OBSCURED + base64.b64encode(text.encode()).decode() for name, text in texts.items()}
+
+
+def _revealed(row: Mapping[str, Any]) -> Row:
+    """Inverse of ``_obscured`` for what a resumed cell reads; other rows as they are."""
+    text = str(row["text"])
+    if not text.startswith(_OBSCURED):
+        return dict(row)
+    return dict(row) | {"text": base64.b64decode(text.removeprefix(_OBSCURED)).decode()}
+
+
 def _merge(generated: Mapping[tuple[str, int], Row], built: Mapping[str, tasks.SuiteTask], samples: Any) -> list[Row]:
     """Join lm-eval's samples, one per (document, filter), to one row per document."""
     rows = []
@@ -146,7 +184,8 @@ def _merge(generated: Mapping[tuple[str, int], Row], built: Mapping[str, tasks.S
         for sample in samples[name]:
             by_document[sample["doc_id"]].append(sample)
         for doc_id, found in sorted(by_document.items()):
-            metrics = {f"{m},{s['filter']}": _number(s[m]) for s in found for m in s["metrics"]}
+            numbers = {f"{m},{s['filter']}": _number(s[m]) for s in found for m in s["metrics"]}
+            metrics = {name: number for name, number in numbers.items() if number is not None}
             headline = next(sample for sample in found if sample["filter"] == one.spec.filter)
             rows.append(
                 dict(generated[name, doc_id])
@@ -161,14 +200,21 @@ def _merge(generated: Mapping[tuple[str, int], Row], built: Mapping[str, tasks.S
     return rows
 
 
-def _number(value: Any) -> float:
-    """A document's metric as a number; several (IFEval judges each instruction) become their mean."""
+def _number(value: Any) -> float | None:
+    """A document's metric as a number; several (IFEval judges each instruction) become their mean.
+
+    None for what only the aggregate makes a number of (a pair of label and prediction).
+    """
     if isinstance(value, Real):
         return float(value)
-    return statistics.fmean(float(part) for part in value)
+    if isinstance(value, list) and value and all(isinstance(part, Real) for part in value):
+        return statistics.fmean(float(part) for part in value)
+    return None
 
 
-def _headlines(rows: Sequence[Row], built: Mapping[str, tasks.SuiteTask]) -> dict[str, Headline]:
+def _headlines(
+    rows: Sequence[Row], built: Mapping[str, tasks.SuiteTask], results: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Headline]:
     """Means over documents, which is what lm-eval's ``mean`` and its size-weighted groups are."""
     scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -183,8 +229,20 @@ def _headlines(rows: Sequence[Row], built: Mapping[str, tasks.SuiteTask]) -> dic
             stderr=statistics.stdev(every) / math.sqrt(len(every)) if len(every) > 1 else None,
             n=len(every),
             subtasks={task: statistics.fmean(part) for task, part in found.items()} if one.spec.subtasks else {},
+            metrics=_pooled({task: results[task] for task in found}, {task: len(part) for task, part in found.items()}),
         )
     return headline
+
+
+def _pooled(results: Mapping[str, Mapping[str, Any]], sizes: Mapping[str, int]) -> dict[str, float]:
+    """lm-eval's aggregates of a benchmark's tasks, weighted by documents; metrics that all of its tasks have."""
+    shared = [
+        name
+        for name in next(iter(results.values()))
+        if "," in name and "_stderr," not in name and all(isinstance(one.get(name), Real) for one in results.values())
+    ]
+    total = sum(sizes.values())
+    return {name: sum(float(results[task][name]) * n for task, n in sizes.items()) / total for name in shared}
 
 
 def _protocol(suite: SuiteConfig, built: Mapping[str, tasks.SuiteTask], template: str, seed: int) -> dict[str, Any]:
@@ -204,8 +262,15 @@ def _protocol(suite: SuiteConfig, built: Mapping[str, tasks.SuiteTask], template
                 "num_fewshot": one.spec.num_fewshot,
                 "headline": one.spec.headline,
                 "filters": [ensemble.name for ensemble in one.task._filters],
-                "stop": list(one.task.config.generation_kwargs["until"]),
+                "output": one.task.OUTPUT_TYPE,
+                "stop": _stops(one.task.config.generation_kwargs),
+                **({"environment": one.environment} if one.environment else {}),
             }
             for name, one in built.items()
         },
     }
+
+
+def _stops(options: Mapping[str, Any] | None) -> list[str]:
+    until = (options or {}).get("until") or []
+    return [until] if isinstance(until, str) else list(until)

@@ -5,13 +5,16 @@ Nothing here imports lm-eval (two seconds): a dry run or a status listing needs 
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any
 
 from omegaconf import MISSING
 
 from harness.errors import UserError
+
+BY_NAME = "lm_eval"  # source of a task that is no entry of the protocol: lm-eval's own, found by its name
+SANDBOX_POLICIES = ("strict", "weak")
 
 
 @dataclass
@@ -19,14 +22,19 @@ class TaskSpec:
     """The protocol of one benchmark; one entry of ``conf/suite/protocol``.
 
     Attributes:
-        source: ``lm_eval:<path below lm_eval/tasks>`` for a stock YAML, or a module of ours (see ``documents``).
+        source: ``lm_eval:<path below lm_eval/tasks>`` for a stock YAML, a module of ours (see ``documents``), or
+            ``lm_eval`` alone for a task that lm-eval finds by its name and that runs as it defines itself.
         version: the task version this protocol was written for; another one found is refused, never run silently.
         num_fewshot: worked examples in the prompt.
         metric, filter: the headline metric and the filter whose extraction it judges.
-        subtasks: values of ``{subtask}`` in ``source`` and ``data_file``; the headline then pools all documents.
-        data_file: upstream's file below ``suite.data_dir`` (``.jsonl``, or ``.json`` with a list or its "examples").
+        subtasks: values of ``{subtask}`` in ``source`` and ``data_files``; the headline then pools all documents.
+        subtask_field: where one file has the rows of all subtasks, the field that names the subtask of a row.
+        data_files: upstream's files below ``suite.data_dir``, the first that exists is read (``documents.read_rows``
+            says which formats); the first is the one that a mirror writes.
         fields: keys that every row of the data file must have.
         revision: commit of the hub dataset, used where no ``suite.data_dir`` is given.
+        gated: upstream asks that its rows are not published; records and wandb then hold answers obscured.
+        nltk: nltk resources that scoring reads ("tokenizers/punkt_tab"), looked for before anything is generated.
         live_score: score each document as it finishes, for the progress bar; false where scoring is slow.
         options: settings of a task of ours.
     """
@@ -37,9 +45,12 @@ class TaskSpec:
     metric: str = MISSING
     filter: str = MISSING
     subtasks: list[str] = field(default_factory=list)
-    data_file: str | None = None
+    subtask_field: str | None = None
+    data_files: list[str] = field(default_factory=list)
     fields: list[str] = field(default_factory=list)
     revision: str | None = None
+    gated: bool = False
+    nltk: list[str] = field(default_factory=list)
     live_score: bool = True
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -54,11 +65,14 @@ class SuiteConfig:
     """One suite: which tasks, how much of them, from where.
 
     Attributes:
-        tasks: entries of ``protocol`` to run, in order.
+        tasks: what to run, in order: entries of ``protocol``, and any other task, group or tag of lm-eval's.
         limit: documents per task (and subtask) from the start; null for all.
         data_dir: folder with upstream's files, relative to the current directory; null for the hub.
+        include_path: folder with further lm-eval tasks (YAML), which ``tasks`` may name.
         max_gen_toks: new tokens at most per answer; overrides what a task asks for.
         fewshot_as_multiturn: worked examples as turns of their own; the paper's protocol has one user turn.
+        sandbox: strict | weak, how generated programs are contained (``sandbox``).
+        reveal_gated: keep the answers to gated benchmarks, which may quote their questions, in plain text.
         protocol: every benchmark known, by name.
     """
 
@@ -66,28 +80,34 @@ class SuiteConfig:
     tasks: list[str] = field(default_factory=list)
     limit: int | None = None
     data_dir: str | None = None
+    include_path: str | None = None
     max_gen_toks: int = 256
     fewshot_as_multiturn: bool = False
+    sandbox: str = "strict"
+    reveal_gated: bool = False
     protocol: dict[str, TaskSpec] = field(default_factory=dict)
 
     def selected(self) -> dict[str, TaskSpec]:
-        """The tasks to run with their protocol.
+        """The tasks to run with their protocol; a name that the protocol lacks is looked up in lm-eval's index.
 
         Raises:
-            UserError: no task, an unknown one, or a number out of range.
+            UserError: no task, an unknown one, or a number or choice out of range.
         """
         for key, value in (("suite.limit", self.limit), ("suite.max_gen_toks", self.max_gen_toks)):
             if value is not None and value < 1:
                 raise UserError(key, value, "a whole number of at least 1")
-        known = sorted(self.protocol)
+        if self.sandbox not in SANDBOX_POLICIES:
+            raise UserError("sandbox", self.sandbox, f"one of {', '.join(SANDBOX_POLICIES)}")
         if not self.tasks:
-            raise UserError("suite.tasks", self.tasks, f"at least one of: {', '.join(known)}")
-        for task in self.tasks:
-            if task not in self.protocol:
-                near = difflib.get_close_matches(task, known, n=1)
-                fix = f"did you mean {near[0]}?" if near else "describe it below conf/suite/protocol"
-                raise UserError("suite.tasks", task, f"known tasks are {', '.join(known)}", fix)
-        return {task: self.protocol[task] for task in dict.fromkeys(self.tasks)}
+            known = ", ".join(sorted(self.protocol))
+            raise UserError("suite.tasks", self.tasks, f"at least one of: {known}; or another task of lm-eval's")
+        return {name: self.protocol.get(name) or self._by_name(name) for name in dict.fromkeys(self.tasks)}
+
+    def _by_name(self, name: str) -> TaskSpec:
+        from harness.evaluation import index  # lm-eval's index takes seconds, which the protocol's tasks do not need
+
+        index.check(name, self.include_path, sorted(self.protocol))
+        return TaskSpec(source=BY_NAME, version=f"lm-eval {metadata.version('lm_eval')}", metric="", filter="")
 
 
 def identity(suite: SuiteConfig) -> dict[str, Any]:

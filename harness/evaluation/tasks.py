@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+import dataclasses
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ import datasets
 import lm_eval.tasks
 import pyarrow
 from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from harness.errors import UserError
-from harness.evaluation import documents
-from harness.evaluation.suites import SuiteConfig, TaskSpec
+from harness.evaluation import determinism, documents, resources
+from harness.evaluation.suites import BY_NAME, SuiteConfig, TaskSpec
 
 FEWSHOT_SEED = 1234  # lm-eval's own default
+GATED = ("Idavidrein/gpqa",)  # hub datasets whose rows upstream asks not to publish, under whatever task
 
 
 @dataclass
@@ -28,12 +31,14 @@ class SuiteTask:
     Attributes:
         group: the name in ``suite.tasks`` that it came from (itself, or the benchmark it is a subtask of).
         data_hash: hash of its documents, or the hub revision.
+        environment: what scoring needs of the surroundings, as found.
     """
 
     group: str
     spec: TaskSpec
     task: ConfigurableTask
     data_hash: str
+    environment: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -53,18 +58,39 @@ def build(suite: SuiteConfig) -> dict[str, SuiteTask]:
 
     Raises:
         UserError: as ``SuiteConfig.selected`` and ``documents.load``; a task of another version than the protocol's; a
-            hub dataset that cannot be reached.
+            hub dataset that cannot be reached; something that scoring will need and that is not there.
     """
-    built = {}
+    built: dict[str, SuiteTask] = {}
     for group, spec in suite.selected().items():
-        for leaf in spec.subtasks or [group]:
-            one = _build_one(group, spec, suite, leaf)
-            built[one.name] = one
+        environment = _environment(spec, suite)
+        if spec.source == BY_NAME:
+            found = _build_by_name(group, spec, suite)
+        else:
+            found = [_build_one(group, spec, suite, leaf) for leaf in spec.subtasks or [group]]
+        for one in found:
+            if one.name in built:
+                allowed = f"tasks without a common part; {built[one.name].group} and {group} both have {one.name}"
+                raise UserError("suite.tasks", suite.tasks, allowed)
+            built[one.name] = dataclasses.replace(one, environment=environment)
+            determinism.fix(one.task.config)
+            one.task.set_fewshot_seed(FEWSHOT_SEED)
+            if one.task.OUTPUT_TYPE == "generate_until":
+                # The one name that wins over a task's own limit; max_new_tokens and its like do not.
+                options = dict(one.task.config.generation_kwargs or {}) | {"max_gen_toks": suite.max_gen_toks}
+                one.task.config.generation_kwargs = options
     return built
 
 
+def _environment(spec: TaskSpec, suite: SuiteConfig) -> dict[str, Any]:
+    found = {name: resources.nltk_resource(name, suite.data_dir) for name in spec.nltk}
+    module = documents.own_module(spec)
+    return found | (module.environment(suite) if module is not None and hasattr(module, "environment") else {})
+
+
 def _build_one(group: str, spec: TaskSpec, suite: SuiteConfig, leaf: str) -> SuiteTask:
-    config = _config(spec, leaf)
+    config = (
+        stock_config(spec, leaf) if (module := documents.own_module(spec)) is None else module.config(suite.sandbox)
+    )
     version = str((config.get("metadata") or {}).get("version"))
     if version != spec.version:
         raise UserError(
@@ -75,38 +101,87 @@ def _build_one(group: str, spec: TaskSpec, suite: SuiteConfig, leaf: str) -> Sui
         )
     rows = documents.load(spec, suite, leaf)
     if rows is not None:
-        split, loaded = config["test_split"], _dataset(rows, group)
+        split, loaded = evaluation_split(config), _dataset(rows, group, spec)
         config["custom_dataset"] = lambda **_: {split: loaded}
+        _drop_fewshot_split(config, group, spec, split)
     elif spec.revision:
         config["dataset_kwargs"] = (config.get("dataset_kwargs") or {}) | {"revision": spec.revision}
     config["num_fewshot"] = spec.num_fewshot
-    # The one name that wins over a task's own limit; max_new_tokens and its like do not.
-    config["generation_kwargs"] = (config.get("generation_kwargs") or {}) | {"max_gen_toks": suite.max_gen_toks}
     try:
         task = ConfigurableTask(config=config)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         if rows is not None:
             raise
-        raise _hub_error(config, spec, error) from error
+        raise _hub_error(config["dataset_path"], spec, error) from error
     _check_headline(group, spec, task)
-    task.set_fewshot_seed(FEWSHOT_SEED)
     data_hash = documents.data_hash(spec, suite, leaf) if rows is None else documents.hash_rows(rows)
     return SuiteTask(group, spec, task, data_hash)
 
 
-def _dataset(rows: list[dict[str, Any]], group: str) -> datasets.Dataset:
+def _drop_fewshot_split(config: dict[str, Any], group: str, spec: TaskSpec, split: str) -> None:
+    """The files have the questions alone; worked examples that stand in the task itself need no split."""
+    if config.get("fewshot_split") in (None, split):
+        return
+    if spec.num_fewshot:
+        allowed = (
+            f"0 with suite.data_dir: its worked examples are in {config['dataset_path']}'s {config['fewshot_split']}"
+        )
+        raise UserError(f"suite.protocol.{group}.num_fewshot", spec.num_fewshot, allowed, "leave suite.data_dir out")
+    del config["fewshot_split"]
+
+
+def _build_by_name(name: str, spec: TaskSpec, suite: SuiteConfig) -> list[SuiteTask]:
+    """A task, group or tag of lm-eval's as it defines itself; its first metric that is a mean is the headline."""
+    from harness.evaluation import index
+
+    try:
+        found = index.load(name, suite.include_path)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise _hub_error(f"a dataset of {name}", spec, error) from error
+    built = []
+    for task in found.values():
+        means = [metric for metric, aggregation in task._aggregation_list.items() if aggregation is mean]
+        if not means:
+            allowed = f"tasks with a metric that is a mean over documents; {task.task_name} has none"
+            fix = "python -m harness.lm_eval shows lm-eval's own metrics of any task"
+            raise UserError("suite.tasks", name, allowed, fix)
+        config = task.config
+        own = dataclasses.replace(
+            spec,
+            num_fewshot=config.num_fewshot or 0,
+            metric=means[0],
+            filter=task._filters[0].name if hasattr(task, "_filters") else "none",
+            subtasks=[] if len(found) == 1 else list(found),
+            version=str((config.metadata or {}).get("version")),
+            gated=config.dataset_path in GATED,
+            live_score=False,
+        )
+        built.append(SuiteTask(name, own, task, "hub:main"))
+    return built
+
+
+def evaluation_split(config: dict[str, Any]) -> str:
+    """The split whose documents are asked, as lm-eval chooses it."""
+    return config.get("test_split") or config["validation_split"]
+
+
+def _dataset(rows: documents.Rows, group: str, spec: TaskSpec) -> datasets.Dataset:
     """Raises UserError where rows do not share a type per field, or hold what is no text."""
     try:
         return datasets.Dataset.from_list(rows)
     except (ValueError, TypeError, pyarrow.ArrowException) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        # Such a message may quote a value, which stays untold where upstream asks for it.
+        reason = type(error).__name__ if spec.gated else (str(error) or type(error).__name__).splitlines()[0]
         allowed = f"the rows of {group} must have one type per field ({reason})"
-        raise UserError("suite.data_dir", group, allowed, "restore the file as upstream has it") from error
+        raise UserError("suite.data_dir", group, allowed, documents.FIX) from (None if spec.gated else error)
 
 
-def _config(spec: TaskSpec, leaf: str) -> dict[str, Any]:
-    if module := documents.own_module(spec):
-        return module.config()
+def stock_config(spec: TaskSpec, leaf: str) -> dict[str, Any]:
+    """lm-eval's own definition of a protocol's task (the keys of its YAML files).
+
+    Raises:
+        UserError: no such file.
+    """
     path = Path(lm_eval.tasks.__file__).parent / spec.source.removeprefix(documents.STOCK).format(subtask=leaf)
     if not path.is_file():
         raise UserError("source", spec.source, f"a YAML file below {Path(lm_eval.tasks.__file__).parent}")
@@ -122,12 +197,14 @@ def _check_headline(group: str, spec: TaskSpec, task: ConfigurableTask) -> None:
             raise UserError(f"suite.protocol.{group}.{part}", value, f"the task has {', '.join(known)}")
 
 
-def _hub_error(config: dict[str, Any], spec: TaskSpec, error: Exception) -> UserError:
+def _hub_error(dataset: str, spec: TaskSpec, error: Exception) -> UserError:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    file = Path(spec.data_file).name if spec.data_file else "upstream's files"
+    file = Path(spec.data_files[0]).name if spec.data_files else "upstream's files"
+    ask = f"ask for access on the hub's page of {dataset} and run hf auth login, " if spec.gated else ""
+    local = f"or give suite.data_dir=DIR, a folder with {file}" if spec.source != BY_NAME else "or fill the hub's cache"
     return UserError(
-        "suite.data_dir",
+        "suite.tasks" if spec.source == BY_NAME else "suite.data_dir",
         None,
-        f"{config.get('dataset_path')} could not be loaded from the hub ({type(error).__name__}: {reason})",
-        f"go online, or give suite.data_dir=DIR, a folder with {file}",
+        f"{dataset} could not be loaded from the hub ({type(error).__name__}: {reason})",
+        f"{ask}go online, {local}",
     )
