@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.errors import UserError
-from harness.results.records import Record
+from harness.results.records import Record, Speed
 from harness.results.stats import Interval
 from harness.results.store import DONE, StoredCell
 
@@ -77,20 +77,23 @@ def replay(
 def summary(record: Record) -> dict[str, Any]:
     """The numbers of a record as flat summary metrics: speed by name, scores by benchmark and by subtask.
 
-    Lengths and ratios of tokens are left out where no token was generated.
+    Lengths are left out where nothing was generated, and ratios where no token was.
     """
-    names = (*COUNTS, *LENGTHS, *RATIOS) if record.speed.new_tokens else COUNTS
-    flat: dict[str, Any] = {name: getattr(record.speed, name) for name in names}
+    flat: dict[str, Any] = {name: getattr(record.speed, name) for name in COUNTS} | _tokens(record.speed, RATIOS)
     for name, benchmark in record.benchmarks.items():
         flat |= _scores(name, benchmark.score)
         flat |= {f"{name}/{metric}": value for metric, value in benchmark.metrics.items()}
-        lengths = (*LENGTHS, "tokens_per_forward") if benchmark.speed.new_tokens else ()
-        flat |= {f"{name}/{length}": getattr(benchmark.speed, length) for length in lengths}
+        flat |= {f"{name}/{key}": value for key, value in _tokens(benchmark.speed, RATIOS[:1]).items()}
         if len(benchmark.tasks) > 1:
             flat |= {f"{name}/{task}/score": one.score for task, one in benchmark.tasks.items()}
     if len(record.benchmarks) > 1:
         flat |= _scores("average", record.average)
     return flat | {"score": record.average.value}  # what a wandb sweep optimises
+
+
+def _tokens(speed: Speed, ratios: Sequence[str]) -> dict[str, float]:
+    names = (*(LENGTHS if speed.generated else ()), *(ratios if speed.new_tokens else ()))
+    return {name: getattr(speed, name) for name in names}
 
 
 def _scores(name: str, score: Interval) -> dict[str, float]:

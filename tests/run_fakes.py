@@ -80,7 +80,7 @@ class FakeEvaluation:
             on_row(rows[doc_id])
         found = [dict(rows[i]) for i in range(COUNT)]
         headline = {"word_problems": SimpleNamespace(metric="exact_match,strict-match")}
-        return SimpleNamespace(rows=found, headline=headline, protocol={"seeds": {}})
+        return SimpleNamespace(rows=found, headline=headline, metrics={}, protocol={"seeds": {}})
 
 
 def install(patch: pytest.MonkeyPatch, evaluation: FakeEvaluation) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from run_fakes import document
-from test_results import record
+from test_results import SCORED_ROW, record
 
 from harness import tracking
 from harness.errors import UserError
@@ -91,6 +91,26 @@ def test_each_cell_is_its_own_run(wandb: FakeWandb, tmp_path: Path, capsys: pyte
     assert out == ""
     assert err.count("\n") == 1, "one line for both"
     assert "wandb sync" in err
+
+
+def test_summary_of_a_suite_has_its_average_and_its_subtasks() -> None:
+    rows = [document(i, float(i > 0), f"bbh_{i}", group="bbh", finish_reason="length") for i in range(2)]
+    rows += [document(0, 0.0), SCORED_ROW | {"group": "arc", "task": "arc"}]
+    flat = tracking.summary(record(rows))
+    assert (flat["bbh/bbh_0/score"], flat["bbh/bbh_1/score"], flat["bbh/score"]) == (0.0, 1.0, 0.5)
+    assert (flat["bbh/mean_tokens"], flat["bbh/cut_share"], flat["bbh/tokens_per_forward"]) == (4.0, 1.0, 2.0)
+    assert flat["score"] == flat["average/score"] == (0.5 + 0 + 1) / 3, "what a wandb sweep optimises"
+    assert flat["average/score_low"] < 0.5 < flat["average/score_high"]
+    assert (flat["mean_tokens"], flat["cut_share"], flat["tokens_per_forward"]) == (4.0, 2 / 3, 2.0)
+    assert {name for name in flat if name.startswith("arc/")} == {
+        "arc/score", "arc/score_low", "arc/score_high", "arc/exact_match,strict-match",
+    }, "it has no length and no ratio"  # fmt: skip
+    alone = tracking.summary(record(rows[2:3]))
+    assert alone["score"] == alone["word_problems/score"]
+    assert not [name for name in alone if name.startswith(("average", "word_problems/word_problems"))]
+    scored = tracking.summary(record([SCORED_ROW]))
+    assert scored["score"] == 1.0
+    assert not {"tokens_per_forward", "tokens_per_second", "mean_tokens", "cut_share"} & set(scored)
 
 
 def test_group_and_mode_of_the_settings_are_used(wandb: FakeWandb, tmp_path: Path) -> None:
