@@ -263,7 +263,8 @@ class EngineLM(TemplateLM):
         prompt, options = instance.args
         options = normalize_gen_kwargs(options, DEFAULT_MAX_GEN_TOKS)
         if options["do_sample"] and options.get("temperature") != 0:
-            raise UserError("suite.tasks", key[0], "tasks with greedy answers; this one samples (do_sample)")
+            fix = "leave do_sample out; where answers are to be drawn, it is the method that does: temperature=0.7"
+            raise UserError("suite.tasks", key[0], "tasks with greedy answers; this one samples (do_sample)", fix)
         return Request(
             prompt_ids=self._prompt_ids(prompt),
             max_new_tokens=options["max_gen_toks"],
