@@ -233,16 +233,14 @@ class EngineLM(TemplateLM):
 
     def _check_pairs(self, documents: Sequence[Document]) -> None:
         limit = self._loaded.context_length
-        read = {document.key: max((len(a) + len(b) - 1 for r in document.requests for a, b in r), default=0)
-                for document in documents}  # fmt: skip
-        long = {key: length for key, length in read.items() if length > limit}
-        if long:
-            (task, doc_id), length = max(long.items(), key=lambda item: item[1])
+        if long := [document for document in documents if document.longest > limit]:
+            worst = max(long, key=lambda document: document.longest)
+            task, doc_id = _document(worst.key)
             raise UserError(
                 "suite.tasks",
                 task,
-                f"document {doc_id} has {length} tokens, a choice included, and {self._loaded.name} reads {limit} "
-                f"({len(long)} of {len(documents)} documents are too long)",
+                f"document {doc_id} has {worst.longest} tokens, a choice included, and {self._loaded.name} reads "
+                f"{limit} ({len(long)} of {len(documents)} documents are too long)",
                 "choose a model with a longer context, another suite, or a protocol with fewer worked examples",
             )
         for document in documents:

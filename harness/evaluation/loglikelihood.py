@@ -41,6 +41,11 @@ class Document:
     key: Hashable
     requests: list[list[Pair]]
 
+    @property
+    def longest(self) -> int:
+        """Tokens that the model reads for its longest pair: the last one is only predicted."""
+        return max((len(a) + len(b) - 1 for pairs in self.requests for a, b in pairs), default=0)
+
 
 @dataclass
 class Scores:
@@ -219,8 +224,8 @@ def _lines(document: Document, scores: Scores) -> list[_Line]:
     """A line per context; a single continuation, and one longer than a piece, is read as part of the trunk."""
     contexts: dict[tuple[int, ...], list[tuple[int, list[int]]]] = defaultdict(list)
     for request, pairs in enumerate(document.requests):
-        for context, continuation in pairs:
-            contexts[tuple(context)].append((request, continuation))
+        for ids, continuation in pairs:
+            contexts[tuple(ids)].append((request, continuation))
     scores.prompt_tokens = sum(map(len, contexts))
     lines = []
     for context, found in contexts.items():
