@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from rich import box
@@ -33,10 +33,10 @@ def main(arguments: Sequence[str]) -> int:
     try:
         benchmarks = mirror.protocol(args.only)
         if args.command == "check":
-            return report(console, inventory.check(args.folder, benchmarks, with_models=args.only is None))
-        outcomes = []
+            return report(console, inventory.check(args.folder, benchmarks, with_models=args.only in (None, "none")))
+        outcomes: list[mirror.Outcome] = []
         for outcome in mirror.mirror(args.folder, benchmarks, args.model, args.other, not args.no_checkpoints):
-            show(console, outcome)
+            show(console, outcome, told={one.fix for one in outcomes})
             outcomes.append(outcome)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -44,12 +44,14 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130
-    usage = [f"suite.data_dir={args.folder.absolute()}"] if benchmarks else []
-    usage += dict.fromkeys(outcome.usage for outcome in outcomes if outcome.usage)
-    console.print(Text("\nWithout network, with HF_HUB_OFFLINE=1:"))
-    for line in usage:
-        console.print(Text(f"  {line}"), soft_wrap=True)
-    return int(any(outcome.state == mirror.FAILED for outcome in outcomes))
+    except OSError as error:
+        print(f"error: {error.filename or args.folder}: {error.strerror or type(error).__name__}", file=sys.stderr)
+        return 2
+    failed = {outcome.part for outcome in outcomes if outcome.state == mirror.FAILED}
+    if any(outcome.state in (mirror.WRITTEN, mirror.KEPT) for outcome in outcomes):
+        how = how_to_use(args.folder.absolute(), [name for name in benchmarks if name not in failed], outcomes)
+        console.print(Text(f"\nWithout network:\n{how}"), soft_wrap=True)
+    return int(bool(failed))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -92,16 +94,29 @@ def parser() -> argparse.ArgumentParser:
     return whole  # fmt: skip
 
 
-def show(console: Console, outcome: mirror.Outcome) -> None:
-    """One line for a part that is done, and where it failed, why."""
-    rows = "" if outcome.rows is None else f"{outcome.rows:,} rows"
-    first, *rest = outcome.note.splitlines() or [""]
+def how_to_use(folder: Path, benchmarks: Sequence[str], outcomes: Sequence[mirror.Outcome]) -> str:
+    """The command line of a run from the folder, one for each model in it."""
+    environment = ["HF_HUB_OFFLINE=1"]
+    if any((folder / mirror.MODELS).glob("models--*")):
+        environment.append(f"HF_HUB_CACHE={folder / mirror.MODELS}")
+    settings = []
+    if benchmarks:
+        tasks = "" if len(benchmarks) == len(mirror.KNOWN) else f" suite.tasks=[{','.join(benchmarks)}]"
+        settings.append(f"suite=paper{tasks} suite.data_dir={folder}")
+    models = dict.fromkeys(outcome.usage for outcome in outcomes if outcome.usage) or [""]
+    return "\n".join(" ".join([" ", *environment, "python -m harness.run", *settings, m]).rstrip() for m in models)
+
+
+def show(console: Console, outcome: mirror.Outcome, told: Container[str] = ()) -> None:
+    """One line for a part that is done; where it failed, why, and the fix unless it was ``told`` already."""
     line = Text(f"{outcome.part:<34} ").append(f"{outcome.state:<8}", COLORS.get(outcome.state, ""))
     if outcome.state == mirror.FAILED:
-        console.print(line)
-        console.print(Text("  " + "\n  fix: ".join([first, *rest])), soft_wrap=True)
+        console.print(line.append(f" {outcome.note}"), soft_wrap=True)
+        if outcome.fix and outcome.fix not in told:
+            console.print(Text(f"  fix: {outcome.fix}"), soft_wrap=True)
     else:
-        console.print(line.append(f" {rows:>11}  {first}"), soft_wrap=True)
+        rows = "" if outcome.rows is None else f"{outcome.rows:,} rows"
+        console.print(line.append(f" {rows:>11}  {outcome.note}"), soft_wrap=True)
 
 
 def report(console: Console, items: Sequence[inventory.Item]) -> int:

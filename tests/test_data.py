@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
 import datasets
 import nltk
@@ -476,7 +477,7 @@ def test_a_malformed_file_is_named_with_its_line(hub, gathered, tmp_path, capsys
 def test_punkt_is_downloaded_where_the_machine_lacks_it(hub, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(nltk.data, "path", [])
 
-    def download(name: str, download_dir: str, quiet: bool) -> bool:
+    def download(name: str, download_dir: str, quiet: bool, print_error_to: object) -> bool:
         assert (name, quiet) == ("punkt_tab", True)
         punkt(Path(download_dir))
         (Path(download_dir) / "tokenizers" / "punkt_tab.zip").write_text("zip")
@@ -485,10 +486,15 @@ def test_punkt_is_downloaded_where_the_machine_lacks_it(hub, tmp_path, monkeypat
     monkeypatch.setattr(nltk, "download", download)
     assert run("mirror", tmp_path / "d", "--only", "ifeval") == 0
     assert not list((tmp_path / "d").rglob("*.zip"))
-    monkeypatch.setattr(nltk, "download", lambda *_, **__: False)
+
+    def no_download(*_: object, print_error_to: TextIO, **__: object) -> bool:
+        print("[nltk_data] Error loading punkt_tab:\n[nltk_data]   no host", file=print_error_to)
+        return False
+
+    monkeypatch.setattr(nltk, "download", no_download)
     assert run("mirror", tmp_path / "d", "--only", "ifeval") == 0  # is there
     assert run("mirror", tmp_path / "e", "--only", "ifeval") == 1
-    assert "punkt_tab could not be downloaded" in capsys.readouterr().out
+    assert "punkt_tab could not be downloaded: Error loading punkt_tab: no host\n" in capsys.readouterr().out
     assert load("ifeval", tmp_path / "e")
     assert run("check", tmp_path / "e", "--only", "ifeval") == 1
     (tmp_path / "d" / "nltk_data" / "tokenizers" / "punkt_tab" / "english" / "collocations.tab").write_text("other")
@@ -522,7 +528,8 @@ def snapshots(monkeypatch, tmp_path) -> list[tuple[str, str]]:
 def test_a_model_and_its_checkpoints_are_found_offline_by_their_own_names(snapshots, tmp_path, capsys):
     model = registry.spec("qwen2.5-0.5b")
     assert run("mirror", tmp_path / "d", "--only", "none", "--model", model.name) == 0
-    assert f"HF_HUB_CACHE={tmp_path / 'd' / 'models'}" in capsys.readouterr().out
+    usage = f"HF_HUB_OFFLINE=1 HF_HUB_CACHE={tmp_path / 'd' / 'models'} python -m harness.run model={model.name}\n"
+    assert usage in capsys.readouterr().out
     assert len(snapshots) == 1 + len(model.checkpoints)
     for repository, revision in [(model.id, model.revision), *((one.id, one.revision) for one in model.checkpoints)]:
         found = Path(
@@ -550,6 +557,7 @@ def test_a_model_and_its_checkpoints_are_found_offline_by_their_own_names(snapsh
     out = capsys.readouterr().out
     assert f"models/{model.name}/{mirror._checkpoint_name(model.checkpoints[-1])}" in out.replace("\n", "")
     assert "--only none --model qwen2.5-0.5b" in out
+    assert run("check", tmp_path / "d", "--only", "none") == 1
 
 
 def test_models_come_from_another_mirror_too(snapshots, tmp_path, capsys):
@@ -598,7 +606,7 @@ def test_a_packaged_model_loads_from_its_copy(tmp_path, monkeypatch, capsys):
 
 def test_a_scratch_model_needs_no_copy_and_an_unknown_one_is_refused(tmp_path, capsys):
     assert run("mirror", tmp_path / "d", "--only", "none", "--model", "tiny") == 0
-    assert "nothing to copy" in capsys.readouterr().out
+    assert "its checkpoints come with it" in capsys.readouterr().out
     for name, part in (("qwen2.5-0.5", "fix: --model qwen2.5-0.5b"), ("hub", "copy a model of your own by hand")):
         assert run("mirror", tmp_path / "d", "--model", name) == 2
         assert part in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +73,7 @@ def _benchmark(folder: Path, listed: Manifest, name: str, spec: TaskSpec) -> Ite
     where = _short(folder, paths[0]) if len(paths) == 1 else f"{_short(folder, paths[0].parent)}/ ({len(paths)} files)"
     entries = [manifest.find_entry(folder, path) for path in paths]
     for path, entry in zip(paths, entries, strict=True):
-        if entry is not None and hashlib.sha256(path.read_bytes()).hexdigest() != entry.sha256:
+        if entry is not None and manifest.file_sha256(path) != entry.sha256:
             problem = f"is not as the mirror wrote it (SHA-256 {entry.sha256[:12]}… then)"
             fix = f"{again}; or remove it from {manifest.NAME} if the change is yours"
             return Item(name, ALTERED, None, known, _short(folder, path), problem, fix)

@@ -7,6 +7,7 @@ file is. A file that is there and still right is kept, so an interrupted mirror 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import io
@@ -17,9 +18,10 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from omegaconf import OmegaConf
 
@@ -65,14 +67,16 @@ class Outcome:
     Attributes:
         state: written | kept (it was there) | failed | — (nothing to copy).
         rows: documents, None where it has none.
-        note: where it is, or what went wrong and what to do, in one line or two.
-        usage: what to type to use it, where that is more than suite.data_dir.
+        note: where it is, or what went wrong.
+        fix: what to do where it failed.
+        usage: settings that choose it in a run, where suite.data_dir alone does not.
     """
 
     part: str
     state: str
     rows: int | None
     note: str
+    fix: str = ""
     usage: str = ""
 
 
@@ -188,10 +192,11 @@ class _Mirror:
     def attempt(self, part: str, write: Any) -> Outcome:
         """What ``write`` says, or its failure."""
         try:
-            return write()  # type: ignore[no-any-return]
+            found: Outcome = write()
+            return found
         except UserError as error:
             where = f"{error.value}: " if error.key == manifest.KEY else ""  # a file, perhaps with its line
-            return Outcome(part, FAILED, None, f"{where}{error.allowed}\n{error.fix}".strip())
+            return Outcome(part, FAILED, None, where + error.allowed, error.fix)
         except OSError as error:
             reason = f"{error.filename or self.folder}: {error.strerror or type(error).__name__}"
             return Outcome(part, FAILED, None, f"cannot be written: {reason}")
@@ -215,20 +220,23 @@ class _Mirror:
         where = files[0] if len(files) == 1 else f"{Path(files[0]).parent.as_posix()}/ ({len(files)} files)"
         if rows != known:
             note = f"{where} has {rows:,} rows, and the benchmark {known:,}"
-            return Outcome(name, FAILED, rows, f"{note}\nuse the whole benchmark as upstream has it")
+            return Outcome(name, FAILED, rows, note, "use the whole benchmark as upstream has it")
         return Outcome(name, WRITTEN if fresh else KEPT, rows, where)
 
     def _from_hub(self, name: str, spec: TaskSpec, leaf: str, targets: list[str]) -> tuple[bool, int]:
         from harness.evaluation import tasks  # imports lm-eval and datasets
+        from harness.evaluation.quiet import quiet
 
-        config = tasks.stock_config(spec, leaf)
+        with _without_download(spec):
+            config = tasks.stock_config(spec, leaf)
         dataset, split = str(config["dataset_path"]), tasks.evaluation_split(config)
         source = {"dataset": dataset, "config": config.get("dataset_name"), "split": split, "revision": spec.revision}
         for target in targets:
             entry = self.manifest.files.get(target)
             if entry is not None and entry.source == source and self._is_as_listed(target):
                 return False, entry.rows or 0
-        rows = _download(source, spec, config.get("dataset_kwargs") or {})
+        with quiet():
+            rows = _download(source, spec, config.get("dataset_kwargs") or {})
         target, content = encode(targets, rows, spec, self.folder)
         return self._store(name, targets, target, content, len(rows), source), len(rows)
 
@@ -320,7 +328,7 @@ class _Mirror:
                 raise UserError("--from", str(self.other), f"{part}: not in {self.other}", "add it there")
             return self._copy_folder(part, found, part, {"folder": str(self.other.absolute())}, _files_below(found))
         if self._is_complete(part, source):
-            return Outcome(part, KEPT, None, part)
+            return Outcome(part, KEPT, None, f"{part}/")
         import nltk
 
         try:
@@ -333,26 +341,27 @@ class _Mirror:
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".nltk-") as temporary:
             short = Path(resource).name
             place = Path(temporary) / resource
-            if not nltk.download(short, download_dir=temporary, quiet=True) or not place.is_dir():
+            said = io.StringIO()
+            done = nltk.download(short, download_dir=temporary, quiet=True, print_error_to=said)
+            if not done or not place.is_dir():
                 fix = f"check the network, or put {part} in a folder of your own and name it with --from"
-                raise UserError("nltk", short, f"nltk's {short} could not be downloaded", fix)
+                reason = " ".join(said.getvalue().replace("[nltk_data]", "").split())
+                raise UserError("nltk", short, f"nltk's {short} could not be downloaded: {reason}".rstrip(": "), fix)
             return self._copy_folder(part, place, part, source, _files_below(place))
 
     def model(self, model: ModelSpec) -> Outcome:
         """Tokenizer and weights of a registered model."""
         part = f"{MODELS}/{model.name}"
         if model.source == "scratch":
-            return Outcome(
-                part, KEPT, None, "is trained by this project, its checkpoints come with it: nothing to copy"
-            )
+            return Outcome(part, NOTHING, None, "trained by this project, its checkpoints come with it")
         if model.source == "packaged":
             path = registry.gguf_path(model)
-            usage = f"model={model.name} model.source=gguf +model.path={(self.folder / part / path.name).absolute()}"
             source: dict[str, str | None] = {"package": model.package, "version": model.package_version}
             done = self._copy_folder(part, path.parent, part, source, [path])
-            return Outcome(done.part, done.state, None, done.note, f"{usage}  (without the package)")
+            place = (self.folder / part / path.name).absolute()
+            return replace(done, usage=f"model={model.name} model.source=gguf +model.path={place}")
         done = self.repository(part, str(model.id), model.revision)
-        return Outcome(part, done.state, None, done.note, f"HF_HUB_CACHE={(self.folder / MODELS).absolute()}")
+        return replace(done, usage=f"model={model.name}")
 
     def repository(self, part: str, repository: str, revision: str) -> Outcome:
         """A repository of the hub at a revision, laid out as in the hub's cache, but without its links."""
@@ -371,7 +380,8 @@ class _Mirror:
             manifest.write_atomically(self.folder / place / "refs" / revision, snapshot.name.encode())
         target = f"{place}/snapshots/{snapshot.name}"
         more = [] if revision == snapshot.name else [f"{place}/refs/{revision}"]
-        return self._copy_folder(part, snapshot, target, source | {"commit": snapshot.name}, files, more)
+        done = self._copy_folder(part, snapshot, target, source | {"commit": snapshot.name}, files, more)
+        return replace(done, note=f"{place}/ ({len(files)} files)")
 
     def _snapshot(self, place: str, revision: str) -> Path:
         """A snapshot in another mirror, or in a copy of the hub's cache."""
@@ -503,6 +513,16 @@ def _download(source: Mapping[str, str | None], spec: TaskSpec, more: Mapping[st
     if not rows:
         raise UserError("hub", dataset, f"{where} has no rows")
     return rows
+
+
+@contextlib.contextmanager
+def _without_download(spec: TaskSpec) -> Iterator[None]:
+    """Within, reading IFEval's definition does not fetch nltk's data for this machine and tell of it."""
+    if not spec.nltk:
+        yield
+        return
+    with mock.patch("nltk.download", return_value=False), contextlib.redirect_stdout(io.StringIO()):
+        yield
 
 
 def _fits(path: Path, fields: list[str]) -> bool:
