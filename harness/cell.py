@@ -102,7 +102,11 @@ def measure(cell: Cell, stored: StoredCell) -> Record:
             label=cell.title,
             batch_size=cfg.batch_size,
         )
-    benchmarks, speed = summarise(found.rows, {name: one.metric for name, one in found.headline.items()})
+    benchmarks, speed = summarise(
+        found.rows,
+        {name: one.metric for name, one in found.headline.items()},
+        {name: one.metrics for name, one in found.headline.items()},
+    )
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
     record = Record(
         key=cell.key,

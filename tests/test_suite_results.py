@@ -18,7 +18,7 @@ from test_results import SCORED_ROW, record, rendered, rows_of
 from harness.results import stats, tables
 from harness.results.records import Record, Task, summarise
 from harness.results.stats import Interval
-from harness.results.store import StoredCell
+from harness.results.store import Store, StoredCell
 
 # The paper's six: documents, and tokens of an answer.
 SUITE = {
@@ -330,9 +330,12 @@ def test_subtasks_have_a_csv() -> None:
     assert {row["tokens_per_forward"] for row in bbh} == {"1.0"}
 
 
-def test_a_run_writes_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_keeps_all_metrics_and_writes_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_fakes.install(monkeypatch, run_fakes.FakeEvaluation())
     run_fakes.write_checkpoints(tmp_path / "checkpoints")
     assert run_fakes.command("method=ar_sft", *run_fakes.settings(tmp_path)) == 0
     [row] = csv.DictReader((tmp_path / "results/runs/tasks.csv").open())
     assert (row["task"], row["score"], row["documents"]) == ("word_problems", "0.5", "6")
+    [found] = Store(tmp_path / "results").records()
+    metrics = found.benchmarks["word_problems"].metrics
+    assert metrics == {"exact_match,strict-match": 0.5, "own,none": 0.25}, "lm-eval's aggregates are kept"
