@@ -24,7 +24,8 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 
 from harness import data
 from harness.errors import UserError
-from harness.evaluation import documents, inventory, manifest, mirror
+from harness.evaluation import documents, gated, inventory, manifest, mirror, store
+from harness.evaluation.formats import encode
 from harness.evaluation.manifest import Entry, Manifest
 from harness.evaluation.suites import SuiteConfig
 from harness.models import registry, weights
@@ -243,8 +244,9 @@ def test_rows_that_csv_cannot_hold_take_the_next_format(hub, tmp_path):
     assert load(GPQA, tmp_path / "d") == Dataset.from_list(rows).to_list()
     assert not (tmp_path / "d" / "gpqa" / "gpqa_main.csv").exists()
     hub.rows.clear()  # with text alone it is CSV again, and the other goes
-    (tmp_path / "d" / "gpqa" / "gpqa_main.jsonl").unlink()
+    (tmp_path / "d" / "gpqa" / "gpqa_main.jsonl").write_text("spoilt")
     assert run("mirror", tmp_path / "d", "--only", GPQA) == 0
+    assert not (tmp_path / "d" / "gpqa" / "gpqa_main.jsonl").exists()
     assert list(Manifest.read(tmp_path / "d").files) == ["gpqa/gpqa_main.csv"]
     with open(tmp_path / "d" / "gpqa" / "gpqa_main.csv", newline="", encoding="utf-8") as stream:
         assert next(csv.reader(stream)) == [*PROTOCOL[GPQA].fields, "Record ID"]
@@ -298,7 +300,7 @@ def test_files_of_others_are_not_overwritten(hub, tmp_path, capsys):
     assert run("mirror", tmp_path / "d", "--only", "gsm8k_cot") == 1
     assert path.read_text() == "mine"
     assert "is there already, and not by the mirror" in capsys.readouterr().out
-    path.write_bytes(mirror.encode(["x.jsonl"], invented("gsm8k_cot"), PROTOCOL["gsm8k_cot"], tmp_path)[1])
+    path.write_bytes(encode(["x.jsonl"], invented("gsm8k_cot"), ["question"], tmp_path)[1])
     assert run("mirror", tmp_path / "d", "--only", "gsm8k_cot") == 0  # the same content is taken for its own
 
 
@@ -360,10 +362,10 @@ def test_gated_rows_stay_out_of_repositories(hub, tmp_path, capsys, monkeypatch)
     file = tmp_path / "d" / "gpqa" / "gpqa_main.csv"
     assert SECRET in file.read_text()
     git(tmp_path, "add", "--force", "d/gpqa/gpqa_main.csv")
-    assert not mirror.is_private(file)  # ignored, but taken all the same
+    assert not gated.is_private(file)  # ignored, but taken all the same
     monkeypatch.setenv("PATH", "")
-    assert not mirror.is_private(file)  # no git here
-    assert mirror.is_private(tmp_path.parent / "elsewhere" / "x.csv")
+    assert not gated.is_private(file)  # no git here
+    assert gated.is_private(tmp_path.parent / "elsewhere" / "x.csv")
 
 
 def test_no_gated_row_is_told(hub, tmp_path, capsys):
@@ -442,6 +444,19 @@ def test_a_folder_of_ones_own_gets_a_manifest(hub, gathered, tmp_path, capsys):
     assert run("mirror", tmp_path / "d", "--from", tmp_path / "d") == 0
     assert run("check", tmp_path / "d") == 0
     assert "unlisted" not in capsys.readouterr().out
+
+
+def test_another_mirror_is_a_folder_too_and_is_verified(hub, tmp_path, capsys):
+    assert run("mirror", tmp_path / "d", "--only", "ifeval") == 0
+    assert run("mirror", tmp_path / "e", "--only", "ifeval", "--from", tmp_path / "d") == 0
+    files = [Manifest.read(tmp_path / folder).files for folder in ("d", "e")]
+    assert files[0] == files[1]  # revisions and all
+    for name in files[0]:
+        (tmp_path / "d" / name).write_bytes((tmp_path / "d" / name).read_bytes() * 2)
+    capsys.readouterr()
+    assert run("mirror", tmp_path / "f", "--only", "ifeval", "--from", tmp_path / "d") == 1
+    assert capsys.readouterr().out.count("as the mirror wrote it") == 2
+    assert not list((tmp_path / "f").rglob("*.*"))
 
 
 def test_what_a_folder_lacks_is_said_and_the_rest_taken(hub, gathered, tmp_path, capsys):
@@ -581,8 +596,8 @@ def test_an_interrupted_model_is_not_taken_for_whole(snapshots, tmp_path, monkey
             raise KeyboardInterrupt
         whole(source, target)
 
-    whole = mirror._copy_atomically
-    monkeypatch.setattr(mirror, "_copy_atomically", copy)
+    whole = store.copy_atomically
+    monkeypatch.setattr(store, "copy_atomically", copy)
     assert run("mirror", tmp_path / "d", *arguments) == 130
     assert Manifest.read(tmp_path / "d") is None
     assert run("mirror", tmp_path / "d", *arguments) == 0
@@ -615,7 +630,7 @@ def test_a_scratch_model_needs_no_copy_and_an_unknown_one_is_refused(tmp_path, c
 # Checking
 
 
-def test_each_state_is_told_with_its_file_and_fix(hub, gathered, tmp_path, capsys):
+def test_each_state_is_told_with_its_file_and_fix(hub, gathered, tmp_path, capsys, monkeypatch):
     assert run("mirror", tmp_path / "d", "--from", gathered) == 0
     (tmp_path / "d" / "bbh" / "navigate.json").unlink()
     (tmp_path / "d" / "ifeval" / "input_data.jsonl").write_text("other")
@@ -634,10 +649,11 @@ def test_each_state_is_told_with_its_file_and_fix(hub, gathered, tmp_path, capsy
     assert "bbh/navigate.json" in items["bbh"].problem
     assert items["ifeval"].where == "ifeval/input_data.jsonl"
     capsys.readouterr()
+    monkeypatch.setenv("COLUMNS", "100")
     assert run("check", tmp_path / "d") == 1
     out = capsys.readouterr().out
     assert out.count("fix: ") == 4
-    assert max(map(len, out.split("\n\n")[0].splitlines())) <= 80
+    assert len(out.split("\n\n")[0].splitlines()) == 2 + len(items)  # a line each
 
 
 def test_a_malformed_or_partial_file_is_told(hub, gathered, tmp_path, capsys):

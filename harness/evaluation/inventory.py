@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.errors import UserError
 from harness.evaluation import documents, manifest
 from harness.evaluation.manifest import Manifest
-from harness.evaluation.mirror import KNOWN, MODELS, NLTK_DATA, leaves
+from harness.evaluation.mirror import KNOWN, MODELS, NLTK_DATA, leaves, targets
 from harness.evaluation.suites import SuiteConfig, TaskSpec
 
 PRESENT, UNLISTED, INSTALLED = "present", "present, unlisted", "installed"
@@ -63,7 +63,7 @@ def _benchmark(folder: Path, listed: Manifest, name: str, spec: TaskSpec) -> Ite
     paths: list[Path] = []
     absent: dict[str, str] = {}  # by subtask
     for leaf in leaves(name, spec):
-        names = [target.format(subtask=leaf) for target in spec.data_files]
+        names = targets(spec, leaf)
         try:
             paths.append(documents.find_file(str(folder), names))
         except UserError:
