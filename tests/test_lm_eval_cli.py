@@ -264,6 +264,8 @@ def test_a_mistake_is_one_message_before_lm_eval_reads_its_tasks(command_line, m
     out, err = capsys.readouterr()
     assert (out, err.startswith("error: method='mras': one of")) == ("", True)
     assert "Traceback" not in err
+    assert command_line("run", "--model", "harness", "--model_args", "tracking=none", "--tasks", "x") == 2
+    assert "--wandb_args" in capsys.readouterr().err
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({"model": "harness", "model_args": {"tua": 1}, "tasks": ["x"]}))
     assert command_line("--config", str(tmp_path / "c.yaml")) == 2  # and without "run", as lm-eval takes it
     assert "did you mean tau=1?" in capsys.readouterr().err

@@ -307,6 +307,7 @@ def test_a_document_that_is_generated_and_scored_keeps_both():
         assert (row["text"], row["new_tokens"], row["finish_reason"]) == ("text", 10, "eos")
         assert sorted(row["loglikelihoods"]) == sorted([*(value for value, _ in answers), total])
         assert row["is_greedy"] == [greedy for _, greedy in answers]
+        assert row["share_seconds"] == pytest.approx(sum(one["share_seconds"] for one in kept[-3:]))
         again = adapter(model, done=json.loads(json.dumps(kept)))
         again.generate_until([generated])
         assert not again._engine.requests
