@@ -500,7 +500,7 @@ def test_options_that_all_rows_share_stand_in_the_title() -> None:
 
 
 def test_options_break_only_where_the_terminal_is_narrow() -> None:
-    """First an interval goes below its difference, and only then a value below its name."""
+    """First an interval goes below its difference, then lengths below the score, only then a value below its name."""
     documents = {"a" * 16: [document(i, float(i % 2), **DRAFTED) for i in range(20)]}
     documents["b" * 16] = [document(i, float(i % 3 > 0), token_ids=[i], **DRAFTED) for i in range(20)]
     reference = record(documents["a" * 16], "a" * 16, "ar_sft")
@@ -516,9 +516,11 @@ def test_options_break_only_where_the_terminal_is_narrow() -> None:
         is_interval_below = "[" not in text[place]
         is_option_whole = text[place + 1].split()[0] == "guesses_ahead=12"
         assert is_option_whole or text[place + 1].split()[0] == "guesses_ahead="
-        seen.append((is_interval_below, is_option_whole))
-    assert list(dict.fromkeys(seen)) == [(False, True), (True, True), (True, False)]
-    assert seen.count((False, True)) == 120 - whole + 1, "in one piece as long as there is room"
+        is_length_below = "4.0, 0.0%" in text[place + 1]
+        seen.append((is_interval_below, is_length_below, is_option_whole))
+    steps = [(False, False, True), (True, False, True), (True, True, True), (True, True, False)]
+    assert list(dict.fromkeys(seen)) == steps
+    assert seen.count(steps[0]) == 120 - whole + 1, "in one piece as long as there is room"
 
 
 def test_a_missing_reference_is_explained(lines: list[tables.Line]) -> None:

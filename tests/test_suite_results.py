@@ -257,10 +257,17 @@ def test_numbers_of_the_paper_size_fit() -> None:
     assert all(len(row) <= 110 for row in text)
 
 
-def test_ordinary_sweep_keeps_its_rows_on_one_line() -> None:
-    """Method by tau on one benchmark in 80 columns, differences of two digits and long answers."""
-    rows = {k * 16: [document(i, float((i + n) % 3 > 0), new_tokens=200, target_forwards=55, token_ids=[n]) for i in
-                     range(200)] for n, k in enumerate("abc")}  # fmt: skip
+@pytest.mark.parametrize("tasks", [1, 27])
+def test_ordinary_sweep_keeps_its_rows_on_one_line(tasks: int) -> None:
+    """Method by tau on one benchmark, BBH too, in 80 columns."""
+
+    def made(n: int) -> list[dict[str, Any]]:
+        values = {"new_tokens": 200, "target_forwards": 55, "positions": 110, "token_ids": [n]}
+        return [
+            document(i, float(i // 27 % 3 > 0 or i % (29 + 2 * n) == 0), f"t{i % tasks}", **values) for i in range(540)
+        ]
+
+    rows = {k * 16: made(n) for n, k in enumerate("abc")}
     axes = {"block_size": 4, "confidence": "probability"}
     records = [record(rows[k * 16], k * 16, tau=tau, **axes) for k, tau in (("a", 0.7), ("b", 0.95))]
     text = rows_of(tables.make_lines([*records, record(rows["c" * 16], "c" * 16, "ar_sft")], rows.__getitem__), 80)
@@ -269,6 +276,7 @@ def test_ordinary_sweep_keeps_its_rows_on_one_line() -> None:
     assert [row.split()[0] for row in text[heading + 2 : heading + 5]] == ["mars", "mars", "ar_sft"]
     assert all(row.endswith("]") for row in text[heading + 2 : heading + 4])
     assert all(row.split()[5:7] == ["0.0", "200"] for row in text[heading + 2 : heading + 5])
+    assert any("mean" in row.replace("mean tokens", "") for row in text[: heading + 1]) == (tasks > 1), "of the tasks"
 
 
 def test_answers_that_the_context_cut_are_told() -> None:
@@ -279,6 +287,8 @@ def test_answers_that_the_context_cut_are_told() -> None:
 
     assert " 75.0 4.0 " in shown(rows)
     assert "the model's context cut 2," in shown(rows)
+    both = [*rows, *(row | {"group": "other", "task": "other"} for row in rows)]
+    assert "the model's context cut 4," in shown(both), "the average counts none of them again"
     assert "context" not in shown(rows[:2])
 
 
