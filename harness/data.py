@@ -11,6 +11,7 @@ altered or was refused by the hub; 2 a mistake on the command line.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Container, Sequence
 from pathlib import Path
@@ -98,11 +99,11 @@ def how_to_use(folder: Path, benchmarks: Sequence[str], outcomes: Sequence[mirro
     """The command line of a run from the folder, one for each model in it."""
     environment = ["HF_HUB_OFFLINE=1"]
     if any((folder / mirror.MODELS).glob("models--*")):
-        environment.append(f"HF_HUB_CACHE={folder / mirror.MODELS}")
+        environment.append(f"HF_HUB_CACHE={shlex.quote(str(folder / mirror.MODELS))}")
     settings = []
     if benchmarks:
-        tasks = "" if len(benchmarks) == len(mirror.KNOWN) else f" suite.tasks=[{','.join(benchmarks)}]"
-        settings.append(f"suite=paper{tasks} suite.data_dir={folder}")
+        tasks = [] if len(benchmarks) == len(mirror.KNOWN) else [f"suite.tasks=[{','.join(benchmarks)}]"]
+        settings = [shlex.quote(one) for one in ["suite=paper", *tasks, f"suite.data_dir={folder}"]]
     models = dict.fromkeys(outcome.usage for outcome in outcomes if outcome.usage) or [""]
     return "\n".join(" ".join([" ", *environment, "python -m harness.run", *settings, m]).rstrip() for m in models)
 

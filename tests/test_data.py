@@ -310,6 +310,7 @@ def test_one_failure_leaves_the_others(hub, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "could not be loaded from the hub: Couldn't reach the Hub\n  fix: check the network" in out
     assert "and more" not in out
+    assert f"run suite=paper 'suite.tasks=[ifeval]' suite.data_dir={tmp_path / 'd'}\n" in out  # what can be run
     assert load("ifeval", tmp_path / "d")
     assert not (tmp_path / "d" / "gsm8k").exists()
 
