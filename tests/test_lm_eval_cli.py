@@ -92,6 +92,7 @@ def test_lm_eval_runs_both_kinds_of_task_and_its_results_have_our_counts(registe
         bootstrap_iters=0,
     )  # fmt: skip
     lm = HarnessLM.latest
+    assert lm._batch_size == lm._engine.batch_size == 2
     found = results["config"]["harness"]
     assert found["identity"]["method"]["axes"] == {**lm.identity["method"]["axes"], "tau": 0.9, "block_size": 4}
     answers = decode(
