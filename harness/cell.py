@@ -15,7 +15,7 @@ from harness.engine.loop import Engine
 from harness.evaluation.evaluate import evaluate
 from harness.grid import Cell
 from harness.models import checkpoints, registry
-from harness.models.load import load
+from harness.models.load import LoadedModel, load
 from harness.results import provenance
 from harness.results.records import Record, now, summarise
 from harness.results.store import DONE, Store, StoredCell, file_lock
@@ -39,7 +39,8 @@ def run_cell(cell: Cell) -> None:
         record = measure(cell, stored)
     if not sys.stderr.isatty():  # where nobody saw the bar
         one = record.speed
-        _say(f"done: {cell.label}: {one.documents} documents, {one.tokens_per_forward:.2f} tokens per forward")
+        decoded = f", {one.tokens_per_forward:.2f} tokens per forward" if one.generated else ""
+        _say(f"done: {cell.label}: {one.documents} documents{decoded}")
     settings: Any = OmegaConf.to_container(cell.cfg.tracking, resolve=True)
     try:
         tracking.replay(record, stored.documents(), settings, Path(cell.cfg.results_dir))
@@ -74,14 +75,16 @@ def cpu_threads(cfg: DictConfig) -> int:
     return 1 if registry.spec(cfg.model).small and cfg.batch_size <= SMALL_BATCH else TORCH_THREADS
 
 
-def measure(cell: Cell, stored: StoredCell) -> Record:
-    """Decode and score every document that is not on disk yet, then write the record."""
+def open_engine(cell: Cell) -> tuple[Engine, LoadedModel]:
+    """The cell's model, loaded, and the engine that decodes with it; this process's threads are set for it.
+
+    Raises:
+        UserError: what only loading the model can tell.
+    """
     cfg, method = cell.cfg, cell.method
     torch.set_num_threads(cpu_threads(cfg))
     request = grid.checkpoint_request(cfg, method)
     loaded = load(cfg.model, method=method, dtype=cfg.dtype, device=cfg.device, **request)
-    if grid.run_key(grid.identify(cfg, method, loaded.identity)) != cell.key:
-        raise RuntimeError(f"the weights of {loaded.name} changed while the cell was waiting; run it again")
     engine = Engine(
         loaded,
         method,
@@ -90,6 +93,15 @@ def measure(cell: Cell, stored: StoredCell) -> Record:
         cache_block=cfg.cache_block,
         accept_limit=cfg.accept_limit,
     )
+    return engine, loaded
+
+
+def measure(cell: Cell, stored: StoredCell) -> Record:
+    """Decode and score every document that is not on disk yet, then write the record."""
+    cfg = cell.cfg
+    engine, loaded = open_engine(cell)
+    if grid.run_key(grid.identify(cfg, cell.method, loaded.identity)) != cell.key:
+        raise RuntimeError(f"the weights of {loaded.name} changed while the cell was waiting; run it again")
     with stored.appending() as partial:
         found = evaluate(
             engine,
@@ -108,6 +120,7 @@ def measure(cell: Cell, stored: StoredCell) -> Record:
         {name: one.metrics for name, one in found.headline.items()},
     )
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
+    request = grid.checkpoint_request(cfg, cell.method)
     record = Record(
         key=cell.key,
         identity=cell.identity,

@@ -18,12 +18,10 @@ from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.utils import setup_logging
 
 from harness import compose, grid
-from harness.cell import cpu_threads, train_missing
-from harness.engine.loop import Engine
+from harness.cell import open_engine, train_missing
 from harness.errors import UserError
 from harness.evaluation.lm import EngineLM, Row
 from harness.grid import Cell
-from harness.models.load import load
 from harness.results.records import CONTEXT, LENGTH, SCORED
 
 NAME = "harness"
@@ -67,23 +65,12 @@ class HarnessLM(EngineLM):
         cell = make_cell(settings, batch_size, device)
         if cell.missing is not None:
             cell = train_missing(cell)
-        cfg, method = cell.cfg, cell.method
-        torch.set_num_threads(cpu_threads(cfg))
-        request = grid.checkpoint_request(cfg, method)
-        loaded = load(cfg.model, method=method, dtype=cfg.dtype, device=cfg.device, **request)
-        engine = Engine(
-            loaded,
-            method,
-            batch_size=cfg.batch_size,
-            cache=cfg.cache,
-            cache_block=cfg.cache_block,
-            accept_limit=cfg.accept_limit,
-        )
+        engine, loaded = open_engine(cell)
         super().__init__(
             engine,
             loaded,
-            seed=cfg.seed,
-            batch_size=cfg.batch_size,
+            seed=cell.cfg.seed,
+            batch_size=cell.cfg.batch_size,
             progress=sys.stderr.isatty(),
             label=cell.title,
         )
