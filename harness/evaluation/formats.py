@@ -56,7 +56,7 @@ def _as_json(rows: Rows) -> bytes:
 
 def _as_csv(rows: Rows) -> bytes:
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(rows[0]), quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode()
