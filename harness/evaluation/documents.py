@@ -1,6 +1,6 @@
 """Where a task's documents come from: upstream's files, a module of ours, or (None here) the hub through lm-eval.
 
-A module of ours that serves as a task offers ``documents(spec, limit) -> list[dict]`` and ``config(suite) -> dict``,
+A module of ours that serves as a task offers ``documents(spec, limit) -> list[dict]`` and ``config(sandbox) -> dict``,
 the task in lm-eval's own terms (the keys of its YAML files). It may offer ``environment(suite) -> dict``, which is
 called before anything is generated, raises UserError where scoring would fail, and returns what a record should say of
 the surroundings.

@@ -146,7 +146,7 @@ def requests(engine: Generates, loaded: Any, suite: SuiteConfig, *, seed: int = 
         UserError: as ``evaluate``.
     """
     with quiet():
-        built = tasks.build(suite)
+        built = tasks.build(suite, is_scored=False)
         model = EngineLM(engine, loaded, seed=seed)
         model.chat_template()
         for one in built.values():

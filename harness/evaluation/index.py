@@ -53,4 +53,4 @@ def load(name: str, include_path: str | None) -> dict[str, ConfigurableTask]:
         if not isinstance(task, ConfigurableTask):
             allowed = f"tasks that lm-eval describes in YAML; {task.task_name} is Python code"
             raise UserError("suite.tasks", name, allowed, "python -m harness.lm_eval runs it too")
-    return found  # type: ignore[return-value]
+    return found

@@ -57,8 +57,7 @@ class Store:
                 self._check_ours(name)
             manifest.write_atomically(path, content)
         listed = self.manifest.files.get(name)
-        # A folder says less of where the same content is from than the hub did.
-        if listed is None or (listed.sha256 != entry.sha256 if "folder" in entry.source else listed != entry):
+        if _says_more({name: entry}, {} if listed is None else {name: listed}):
             self.manifest.files[name] = entry
             self.manifest.write(self.folder)
         return fresh
@@ -91,8 +90,9 @@ class Store:
         for name in more:
             path = self.folder / name
             entries[name] = Entry(manifest.file_sha256(path), path.stat().st_size, part, source)
-        if fresh or self.manifest.part(part).keys() != entries.keys():
-            for name in self.manifest.part(part):
+        listed = self.manifest.part(part)
+        if _says_more(entries, listed):
+            for name in listed:
                 del self.manifest.files[name]
             self.manifest.files |= entries
             self.manifest.write(self.folder)
@@ -102,6 +102,13 @@ class Store:
         if name not in self.manifest.files:
             fix = f"move it away; or keep yours: mirror {self.folder} --from {self.folder} lists it in the manifest"
             raise UserError("DIR", str(self.folder), f"{name} is there already, and not by the mirror", fix)
+
+
+def _says_more(new: Mapping[str, Entry], listed: Mapping[str, Entry]) -> bool:
+    """Whether the manifest should change: of the same content, a folder says less than the hub did."""
+    if any("folder" in entry.source for entry in new.values()):
+        return {name: one.sha256 for name, one in new.items()} != {name: one.sha256 for name, one in listed.items()}
+    return new != listed
 
 
 def entry_of(content: bytes, part: str, source: Source, rows: int, license: str) -> Entry:

@@ -53,8 +53,11 @@ class SuiteTask:
         return float(self.task.process_results(probe.doc, [probe.filtered_resps[self.spec.filter]])[self.spec.metric])
 
 
-def build(suite: SuiteConfig) -> dict[str, SuiteTask]:
+def build(suite: SuiteConfig, *, is_scored: bool = True) -> dict[str, SuiteTask]:
     """lm-eval task objects of a suite, by lm-eval's name, with the suite's protocol applied.
+
+    Args:
+        is_scored: false for a look at prompts alone, which needs no place to run generated programs in.
 
     Raises:
         UserError: as ``SuiteConfig.selected`` and ``documents.load``; a task of another version than the protocol's; a
@@ -62,7 +65,7 @@ def build(suite: SuiteConfig) -> dict[str, SuiteTask]:
     """
     built: dict[str, SuiteTask] = {}
     for group, spec in suite.selected().items():
-        environment = _environment(spec, suite)
+        environment = _environment(spec, suite, is_scored)
         if spec.source == BY_NAME:
             found = _build_by_name(group, spec, suite)
         else:
@@ -81,9 +84,9 @@ def build(suite: SuiteConfig) -> dict[str, SuiteTask]:
     return built
 
 
-def _environment(spec: TaskSpec, suite: SuiteConfig) -> dict[str, Any]:
-    found = {name: resources.nltk_resource(name, suite.data_dir) for name in spec.nltk}
-    module = documents.own_module(spec)
+def _environment(spec: TaskSpec, suite: SuiteConfig, is_scored: bool) -> dict[str, Any]:
+    found = {name: resources.nltk_resource(name, suite.data_dir) for name in spec.nltk}  # the task's import wants them
+    module = documents.own_module(spec) if is_scored else None
     return found | (module.environment(suite) if module is not None and hasattr(module, "environment") else {})
 
 
