@@ -24,7 +24,7 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 
 from harness import data
 from harness.errors import UserError
-from harness.evaluation import documents, gated, inventory, manifest, mirror, store
+from harness.evaluation import documents, gated, inventory, manifest, mirror, sources, store, tasks
 from harness.evaluation.formats import encode
 from harness.evaluation.manifest import Entry, Manifest
 from harness.evaluation.suites import SuiteConfig
@@ -468,6 +468,7 @@ def test_what_a_folder_lacks_is_said_and_the_rest_taken(hub, gathered, tmp_path,
     out = capsys.readouterr().out
     assert "test.jsonl or test-00000-of-00001.parquet: not in" in out
     assert out.count("failed") == 2
+    assert out.count("fix: add it there") == 1  # told once
     assert load("gsm8k_cot", tmp_path / "d")
 
 
@@ -516,6 +517,18 @@ def test_punkt_is_downloaded_where_the_machine_lacks_it(hub, tmp_path, monkeypat
     assert run("check", tmp_path / "e", "--only", "ifeval") == 1
     (tmp_path / "d" / "nltk_data" / "tokenizers" / "punkt_tab" / "english" / "collocations.tab").write_text("other")
     assert run("check", tmp_path / "d", "--only", "ifeval") == 1
+
+
+def test_reading_ifevals_definition_downloads_nothing(monkeypatch, capsys):
+    def fetch(_spec: object, _leaf: str) -> dict[str, str]:  # lm-eval's module does, when it is imported
+        assert not nltk.download("punkt_tab")
+        print("Downloaded")
+        return {"dataset_path": "d", "test_split": "s"}
+
+    monkeypatch.setattr(nltk, "download", lambda *_: pytest.fail("asked nltk's server"))
+    monkeypatch.setattr(tasks, "stock_config", fetch)
+    assert sources.definition(PROTOCOL["ifeval"], "ifeval")[0]["dataset"] == "d"
+    assert capsys.readouterr().out == ""
 
 
 # Models
