@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.errors import UserError
-from harness.evaluation import inventory, mirror
+from harness.mirror import inventory, mirror
 
 COLORS = {mirror.FAILED: "red", mirror.WRITTEN: "green"}
 

@@ -24,10 +24,11 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 
 from harness import data
 from harness.errors import UserError
-from harness.evaluation import documents, gated, inventory, manifest, mirror, sources, store, tasks
-from harness.evaluation.formats import encode
-from harness.evaluation.manifest import Entry, Manifest
+from harness.evaluation import documents, tasks
 from harness.evaluation.suites import SuiteConfig
+from harness.mirror import gated, inventory, manifest, mirror, sources, store
+from harness.mirror.formats import encode
+from harness.mirror.manifest import Entry, Manifest
 from harness.models import registry, weights
 
 PROTOCOL = mirror.protocol()

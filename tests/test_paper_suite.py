@@ -490,3 +490,21 @@ def test_what_cannot_run_by_name_is_refused(own_tasks):
         tasks.build(ask("suite.tasks=[own_group,own_sums]"))
     with pytest.raises(UserError, match=r"suite\.include_path"):
         suite("quick", "suite.tasks=[x]", "suite.include_path=/nowhere").selected()
+
+
+@needs_punkt
+def test_an_altered_nltk_file_is_told(data_dir, monkeypatch):
+    """Of a mirror: its manifest lists nltk's files too."""
+    import shutil
+
+    import nltk
+
+    from harness.mirror.manifest import Entry, Manifest
+
+    (data_dir / "nltk_data").unlink()
+    shutil.copytree(SHARED / "nltk_data", data_dir / "nltk_data")
+    name = "nltk_data/tokenizers/punkt_tab/english/collocations.tab"
+    Manifest({name: Entry(sha256="0" * 64, bytes=1, part="nltk_data/tokenizers/punkt_tab")}).write(data_dir)
+    monkeypatch.setattr(nltk.data, "path", [])
+    with pytest.raises(UserError, match=r"collocations\.tab.*as the mirror wrote it"):
+        resources.nltk_resource("tokenizers/punkt_tab", str(data_dir))

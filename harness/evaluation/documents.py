@@ -20,8 +20,8 @@ from types import ModuleType
 from typing import Any
 
 from harness.errors import UserError
-from harness.evaluation import manifest
 from harness.evaluation.suites import BY_NAME, SuiteConfig, TaskSpec
+from harness.mirror import manifest
 
 STOCK = "lm_eval:"
 FIX = "restore the file as upstream has it"

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from harness.errors import UserError
+from harness.mirror import manifest
 
 
 def nltk_resource(name: str, data_dir: str | None) -> str:
@@ -19,7 +20,7 @@ def nltk_resource(name: str, data_dir: str | None) -> str:
         "sha256:" and the hash of its English files.
 
     Raises:
-        UserError: it is nowhere.
+        UserError: it is nowhere, or altered since it was mirrored.
     """
     import nltk
 
@@ -37,9 +38,11 @@ def nltk_resource(name: str, data_dir: str | None) -> str:
         fix = f"python -m nltk.downloader {short} on a connected machine, then {where}; python -m harness.data does it"
         raise UserError("nltk", name, f"IFEval's rules need nltk's {short}, which is not on this machine", fix)
     digest = hashlib.sha256()
-    for path in sorted(found.rglob("*")):
-        if path.is_file():
-            digest.update(path.name.encode() + path.read_bytes())
+    for path in sorted(one for one in found.rglob("*") if one.is_file()):
+        content = path.read_bytes()
+        if data_dir is not None:
+            manifest.verify(Path(data_dir).expanduser(), path, content)
+        digest.update(path.name.encode() + content)
     return f"sha256:{digest.hexdigest()}"
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from harness.errors import UserError
-from harness.evaluation import gated, manifest, sources
-from harness.evaluation.formats import encode
-from harness.evaluation.store import Source, Store, entry_of
 from harness.evaluation.suites import TaskSpec
+from harness.mirror import gated, manifest, sources
+from harness.mirror.formats import encode
+from harness.mirror.store import Source, Store, entry_of
 from harness.models import registry
 from harness.models.registry import ModelSpec
 

@@ -12,10 +12,11 @@ from typing import Any
 from unittest import mock
 
 from harness.errors import UserError
-from harness.evaluation import documents, manifest
+from harness.evaluation import documents
 from harness.evaluation.documents import Rows
-from harness.evaluation.store import Source
 from harness.evaluation.suites import TaskSpec
+from harness.mirror import manifest
+from harness.mirror.store import Source
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 

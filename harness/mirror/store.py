@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.errors import UserError
-from harness.evaluation import manifest
-from harness.evaluation.manifest import Entry, Manifest
+from harness.mirror import manifest
+from harness.mirror.manifest import Entry, Manifest
 
 Source = dict[str, str | None]
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import UserError
-from harness.evaluation import documents, manifest
-from harness.evaluation.manifest import Manifest
-from harness.evaluation.mirror import KNOWN, MODELS, NLTK_DATA, leaves, targets
+from harness.evaluation import documents
 from harness.evaluation.suites import SuiteConfig, TaskSpec
+from harness.mirror import manifest
+from harness.mirror.manifest import Manifest
+from harness.mirror.mirror import KNOWN, MODELS, NLTK_DATA, leaves, targets
 
 PRESENT, UNLISTED, INSTALLED = "present", "present, unlisted", "installed"
 MISSING, INCOMPLETE, ALTERED, MALFORMED, OUTDATED = "missing", "incomplete", "altered", "malformed", "other revision"

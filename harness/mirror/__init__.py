@@ -1,0 +1,1 @@
+"""Data and models for machines without network: ``mirror`` writes a folder, ``inventory`` checks it."""
