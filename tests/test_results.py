@@ -654,3 +654,11 @@ def test_markdown_and_csv_carry_everything(lines: list[tables.Line]) -> None:
     assert rows[2]["delta"] == ""
     assert rows[0]["key"] == "a" * 16
     assert float(rows[0]["tokens_per_forward"]) == 2.0
+
+
+def test_few_questions_of_many_subtasks_are_no_certainty() -> None:
+    """One wrong answer in each of 14 subtasks resamples to an interval without width."""
+    found = stats.score_interval([0.0] * 14, list(range(14)))
+    assert (found.low, found.high) == stats.wilson(0, 14)
+    spread = stats.score_interval([1.0] * 50 + [0.0] * 350, [i // 50 for i in range(400)])
+    assert spread.high > stats.wilson(50, 400)[1] + 0.1  # subtasks that differ as wholes still widen it

@@ -63,7 +63,8 @@ def score_interval(scores: Sequence[float], clusters: Sequence[Any] | None = Non
 
     Args:
         scores: one per document.
-        clusters: the subtask of each document; from ``MIN_CLUSTERS`` subtasks on, subtasks are resampled.
+        clusters: the subtask of each document; from ``MIN_CLUSTERS`` subtasks on, subtasks are resampled. An interval
+            narrower than that of as many independent documents (of few, all wrong, it has no width) takes theirs.
         seed: of the bootstrap.
 
     Raises:
@@ -73,10 +74,14 @@ def score_interval(scores: Sequence[float], clusters: Sequence[Any] | None = Non
         raise ValueError("a score needs at least one document")
     values = np.asarray(scores, dtype=np.float64)
     n, mean = len(values), float(values.mean())
+    is_binary = bool(np.isin(values, (0.0, 1.0)).all())
     if clusters is not None and len(set(clusters)) >= MIN_CLUSTERS:
         low, high = _cluster_bootstrap(values, clusters, seed)
+        if is_binary:
+            alone = wilson(int(values.sum()), n)
+            low, high = min(low, alone[0]), max(high, alone[1])
         return Interval(mean, low, high, n, "bootstrap over subtasks")
-    if np.isin(values, (0.0, 1.0)).all():
+    if is_binary:
         low, high = wilson(int(values.sum()), n)
         return Interval(mean, low, high, n, "Wilson")
     low, high = _bootstrap(values, seed)
