@@ -100,7 +100,8 @@ def evaluate(
             one = built[str(instance.task_name)]
             return one.score(instance, text) if one.spec.live_score else None
 
-        hidden = {name for name, one in built.items() if one.spec.gated and not suite.reveal_gated}
+        gated = {name for name, one in built.items() if one.spec.gated}
+        hidden = set() if suite.reveal_gated else gated
 
         def keep(row: Row) -> None:
             if on_row is not None:
@@ -110,7 +111,7 @@ def evaluate(
             engine,
             loaded,
             seed=seed,
-            done=[_revealed(row) for row in resume],
+            done=[_revealed(row) if row["task"] in gated else row for row in resume],
             on_row=keep,
             score=live_score,
             progress=progress,
@@ -169,7 +170,7 @@ def _obscured(row: Mapping[str, Any]) -> Row:
 
 
 def _revealed(row: Mapping[str, Any]) -> Row:
-    """Inverse of ``_obscured`` for what a resumed cell reads; other rows as they are."""
+    """Inverse of ``_obscured`` for what a resumed cell reads; rows kept in plain text as they are."""
     text = str(row["text"])
     if not text.startswith(_OBSCURED):
         return dict(row)
