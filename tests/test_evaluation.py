@@ -186,7 +186,8 @@ def test_a_document_is_the_same_whatever_the_limit():
 def test_protocol_and_versions_are_recorded(tmp_path):
     found, _ = run(suite("gsm8k", f"suite.data_dir={write_gsm8k(tmp_path)}"), seed=3)
     assert found.versions == {"gsm8k_cot": "3.0"}
-    assert found.protocol["seeds"] == {"run": 3, "fewshot": 1234}
+    seeds = {"run": 3, "fewshot": 1234, "langdetect": 0, "shuffle and scoring": "by document"}
+    assert found.protocol["seeds"] == seeds
     assert found.protocol["fewshot_as_multiturn"] is False
     assert len(found.protocol["chat_template_sha256"]) == 64
     assert found.protocol["tasks"]["gsm8k_cot"]["filters"] == ["strict-match", "flexible-extract"]

