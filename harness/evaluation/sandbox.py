@@ -87,6 +87,9 @@ class Verdict:
         return self.outcome == PASSED
 
 
+_running: set[subprocess.Popen[bytes]] = set()  # of full isolation, whose programs die with this one process
+
+
 class _Lacking(Exception):
     """The whole isolation cannot be had; the argument says why."""
 
@@ -125,6 +128,12 @@ def run(program: str, limits: Limits | None = None, policy: str = "strict") -> V
         return _run(program, limits, "full")
     except _Lacking as error:  # it could be had a moment ago
         raise RuntimeError(f"the sandbox could not start: {error}") from error
+
+
+def kill_running() -> None:
+    """End the programs that other threads run at this moment, where isolation is full; others end at their limits."""
+    for process in list(_running):
+        process.kill()
 
 
 @functools.cache
@@ -177,11 +186,14 @@ def _run(program: str, limits: Limits, isolation: str) -> Verdict:
             )
             os.close(writable)
             out_of_time = False
+            if isolation == "full":
+                _running.add(process)
             try:
                 process.communicate(json.dumps(task).encode(), timeout=limits.wall_seconds + GRACE_SECONDS)
             except subprocess.TimeoutExpired:
                 out_of_time = True
             finally:
+                _running.discard(process)
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -248,7 +260,8 @@ def _verdict(said: bytes, returncode: int, out_of_time: bool) -> Verdict:
         why = reports.get("broken", f"it ended with status {returncode} before it ran the program")
         raise RuntimeError(f"the sandbox could not start: {why} ({CHILD})")
     if "outcome" in reports:
-        return Verdict(reports["outcome"], isolation)
+        # An exception's words may hold half of a surrogate pair, which no file of results can.
+        return Verdict(reports["outcome"].encode(errors="backslashreplace").decode(), isolation)
     return Verdict("timed out" if out_of_time else "failed: the sandbox was killed", isolation)
 
 
