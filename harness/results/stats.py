@@ -185,3 +185,20 @@ def _agresti_min(wins: int, losses: int, n: int) -> tuple[float, float]:
     centre = up - down
     half = z * math.sqrt((up + down - centre**2) / n_adjusted)
     return max(-1.0, centre - half), min(1.0, centre + half)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values, in the order given: of a family of tests, those below 0.05 are wrong with a chance of
+    at most 5 % that any of them is, however the tests depend on each other (Holm 1979).
+    """
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[i] = highest
+    return adjusted
+
+
+def two_sided(z: float) -> float:
+    """Two-sided p-value of a standard normal deviate."""
+    return math.erfc(abs(z) / math.sqrt(2))

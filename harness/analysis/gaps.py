@@ -1,0 +1,217 @@
+"""Gaps between cells of which only the scores are known, not the documents: unpaired, with their sampling error.
+
+A tidy frame has a row for each number: the columns of ``published.IDENTITY`` (those that it lacks count as empty), then
+``value``, ``low``, ``high`` and where known ``se``, all in the value's unit, and ``n``. Published and measured cells
+both fit it.
+
+Both sides of a gap answered the same questions, so that a paired test of the documents would be sharper wherever the
+two tend to be right on the same ones, which they do. The paper does not publish documents. Hence a gap that exceeds the
+unpaired error is a safe finding, and one that does not is undecided, not zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import pandas as pd
+
+from harness.analysis.published import SCORE
+from harness.results.stats import LEVEL, holm, two_sided
+from harness.results.tables import AVERAGE
+
+Z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
+Where = Mapping[str, Any]
+
+AR: Where = {"method": "ar_sft", "variant": None}
+MARS: Where = {"method": "mars", "variant": None}
+NO_SFT_LOSS: Where = {"method": "mars", "variant": "no_sft_loss"}
+ONE_TOKEN: Where = {"tau": 1.0}
+EACH_BLOCK_SIZE = "each block size"
+
+# What is compared: a name, the first cell, the second one. A gap is the first's score minus the second's.
+COMPARISONS: tuple[tuple[str, Where, Where], ...] = (
+    ("one-token MARS − AR SFT", {**MARS, **ONE_TOKEN, "block_size": EACH_BLOCK_SIZE}, AR),
+    (
+        "one-token MARS without − with the SFT loss",
+        {**NO_SFT_LOSS, **ONE_TOKEN, "block_size": EACH_BLOCK_SIZE},
+        {**MARS, **ONE_TOKEN, "block_size": EACH_BLOCK_SIZE},
+    ),
+    ("MARS τ=0.95 − one-token MARS", {**MARS, "tau": 0.95, "block_size": EACH_BLOCK_SIZE},
+     {**MARS, **ONE_TOKEN, "block_size": EACH_BLOCK_SIZE}),
+    ("AR SFT 10 − 5 epochs", {**AR, "variant": "10_epochs"}, AR),
+    ("Block Diffusion − AR SFT", {"method": "block_diffusion", "variant": None, "block_size": EACH_BLOCK_SIZE}, AR),
+    ("Jacobi − AR SFT", {"method": "jacobi", "variant": None}, AR),
+)  # fmt: skip
+COLUMNS = (
+    "comparison", "scale", "block_size", "task", "first", "second", "n",
+    "gap", "se", "low", "high", "z", "p", "exceeds", "p_holm", "exceeds_holm",
+)  # fmt: skip
+
+
+def pick(cells: pd.DataFrame, metric: str, where: Where) -> pd.DataFrame:
+    """The rows of a metric whose columns have these values; None is an empty one. Adds ``se`` where it is missing.
+
+    Without an ``se`` of its own a row has that of its interval: its width over twice 1.96.
+    """
+    keep = cells["metric"] == metric
+    for name, value in where.items():
+        if value is None:
+            keep &= cells[name].isna() if name in cells else True
+        else:
+            keep &= (cells[name] == value).fillna(False).astype(bool) if name in cells else False
+    rows = cells[keep]
+    se = (rows["high"] - rows["low"]) / (2 * Z)
+    return rows.assign(se=rows["se"].fillna(se) if "se" in rows else se)
+
+
+def by_task(cells: pd.DataFrame, where: Where, metric: str = SCORE) -> dict[str, pd.Series]:
+    """The cell's row of each task, averages left out.
+
+    Raises:
+        ValueError: several cells of different values are meant: ``where`` does not tell them apart.
+    """
+    found: dict[str, pd.Series] = {}
+    for _, row in pick(cells, metric, where).iterrows():
+        task = "" if pd.isna(row.get("task")) else str(row["task"])
+        if task == AVERAGE:
+            continue
+        if task in found and found[task]["value"] != row["value"]:
+            raise ValueError(
+                f"several cells with different values of {metric} on {task or 'no task'} for {dict(where)}"
+            )
+        found.setdefault(task, row)
+    return found
+
+
+def values_of(cells: pd.DataFrame, column: str, where: Where, metric: str = SCORE) -> list[Any]:
+    """The different values of a column among the rows, in ascending order."""
+    return sorted(pick(cells, metric, where)[column].dropna().unique()) if column in cells else []
+
+
+@dataclass(frozen=True)
+class Gap:
+    """First minus second on one task, or on the average of several; in points."""
+
+    task: str
+    first: float
+    second: float
+    se: float
+    n: int
+    p_holm: float = 1.0
+
+    @property
+    def gap(self) -> float:
+        return self.first - self.second
+
+    @property
+    def low(self) -> float:
+        return self.gap - Z * self.se
+
+    @property
+    def high(self) -> float:
+        return self.gap + Z * self.se
+
+    @property
+    def z(self) -> float:
+        if self.se == 0:
+            return math.copysign(math.inf, self.gap) if self.gap else 0.0
+        return self.gap / self.se
+
+    @property
+    def p(self) -> float:
+        """Unpaired, two-sided, of this gap alone."""
+        return two_sided(self.z)
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether the gap alone is beyond its 95 % sampling error."""
+        return self.p < 1 - LEVEL
+
+    @property
+    def exceeds_holm(self) -> bool:
+        """The same after Holm's correction for the other tests of its family."""
+        return self.p_holm < 1 - LEVEL
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two cells on the tasks that both have: a gap for each task, and that of the plain average over them.
+
+    The tasks' documents are different ones, so their errors are independent: the average's is their root of summed
+    squares over their number. Holm's family is the tasks of this comparison.
+    """
+
+    tasks: tuple[Gap, ...]
+    average: Gap
+
+    @property
+    def certain(self) -> tuple[Gap, ...]:
+        """Tasks whose gap exceeds its error after Holm's correction."""
+        return tuple(gap for gap in self.tasks if gap.exceeds_holm)
+
+
+def compare(cells: pd.DataFrame, first: Where, second: Where) -> Comparison | None:
+    """Gaps in score between two cells; None where they share no task.
+
+    Raises:
+        ValueError: ``by_task``'s.
+    """
+    a, b = by_task(cells, first), by_task(cells, second)
+    gaps = []
+    for task in (task for task in a if task in b):
+        size = min(a[task]["n"], b[task]["n"])
+        gaps.append(Gap(task, a[task]["value"], b[task]["value"], math.hypot(a[task]["se"], b[task]["se"]), int(size)))
+    if not gaps:
+        return None
+    k = len(gaps)
+    average = Gap(
+        AVERAGE,
+        sum(gap.first for gap in gaps) / k,
+        sum(gap.second for gap in gaps) / k,
+        math.sqrt(sum(gap.se**2 for gap in gaps)) / k,
+        sum(gap.n for gap in gaps),
+    )
+    return Comparison(corrected(gaps), Gap(**{**vars(average), "p_holm": average.p}))
+
+
+def corrected(gaps: Sequence[Gap]) -> tuple[Gap, ...]:
+    """The same gaps with Holm's p-values over all of them."""
+    return tuple(Gap(**{**vars(gap), "p_holm": p}) for gap, p in zip(gaps, holm([gap.p for gap in gaps]), strict=True))
+
+
+def all_gaps(cells: pd.DataFrame) -> pd.DataFrame:
+    """Every comparison of ``COMPARISONS`` that the cells have, at each scale and block size, by task and on average.
+
+    Returns:
+        ``COLUMNS``. ``first`` and ``second`` are scores, ``low`` and ``high`` the gap's own 95 % interval; ``n`` is the
+        smaller of the two sides'. ``p_holm`` corrects, per comparison and scale, over all tasks and block sizes, and
+        over the averages apart from them.
+    """
+    rows = []
+    for scale in values_of(cells, "scale", {}):
+        here = cells[cells["scale"] == scale]
+        for name, first, second in COMPARISONS:
+            found = list(_each_block_size(here, first, second))
+            tasks = [(block_size, gap) for block_size, one in found for gap in one.tasks]
+            for family in (tasks, [(block_size, one.average) for block_size, one in found]):
+                for (block_size, _), gap in zip(family, corrected([gap for _, gap in family]), strict=True):
+                    measured = {column: getattr(gap, column) for column in COLUMNS[3:]}
+                    rows.append({"comparison": name, "scale": scale, "block_size": block_size, **measured})
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _each_block_size(
+    cells: pd.DataFrame, first: Where, second: Where
+) -> Iterator[tuple[float, Comparison]]:  # fmt: skip
+    """The comparison at each block size that the first side has; NaN where it has none."""
+    has_block_size = first.get("block_size") == EACH_BLOCK_SIZE
+    others = {name: value for name, value in first.items() if name != "block_size"}
+    for b in values_of(cells, "block_size", others) if has_block_size else [math.nan]:
+        sides = [{name: b if value == EACH_BLOCK_SIZE else value for name, value in side.items()}
+                 for side in (first, second)]  # fmt: skip
+        if found := compare(cells, *sides):
+            yield b, found
