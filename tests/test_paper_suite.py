@@ -401,6 +401,48 @@ def test_malformed_tables_name_file_and_line(tmp_path, name, content, part):
         documents.read_rows(tmp_path / name, ["a", "b"])
 
 
+# Mistakes in the protocol's settings
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "part"),
+    [
+        ("bbh", "num_fewshot=4", "at most 3"),
+        ("gsm8k_cot", "num_fewshot=9", "at most 8"),
+        ("gsm8k_cot", "num_fewshot=-1", "0 or more"),
+        ("ifeval", "num_fewshot=1", "at most 0"),
+        ("gpqa_main_cot_zeroshot", "num_fewshot=1", "at most 0"),  # they would be the questions themselves
+        ("humaneval_instruct", "num_fewshot=1", "at most 0"),
+        ("mmlu_pro", "num_fewshot=1", "validation"),
+        ("bbh", "subtasks=[]", "at least one"),
+        ("bbh", "subtasks=[navigate,navigate]", "each once"),
+        ("humaneval_instruct", "options.wall_seconds=0", "at least 1"),
+        ("humaneval_instruct", "options.wall_seconds=.inf", "at least 1"),
+        ("humaneval_instruct", "options.cpu_seconds=0.5", "a whole number"),
+        ("humaneval_instruct", "options.memory_mib=1", "at least 128"),
+        ("humaneval_instruct", "options={cpu_second: 9}", "cpu_seconds, wall_seconds, memory_mib"),
+        ("gsm8k_cot", "options={seed: 1}", "it has none"),
+        ("gsm8k_cot", "source=no.such_module", "lm_eval:"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_and_not_run_otherwise(data_dir, name, setting, part):
+    key, _, value = setting.partition("=")
+    prefix = "++" if key == "options" else ""
+    overrides = [f"suite.data_dir={data_dir}", "suite.limit=1", f"suite.tasks=[{name}]"]
+    config = suite("paper", *overrides, f"{prefix}suite.protocol.{name}.{key}={value}")
+    with pytest.raises(UserError, match=part) as caught:
+        tasks.build(config, is_scored=False)
+    assert key in caught.value.key
+
+
+def test_a_source_is_part_of_the_identity(data_dir):
+    """lm-eval has several prompts of GSM8K under one version."""
+    config = suite("gsm8k", f"suite.data_dir={data_dir}")
+    before = suites.identity(config)
+    config.protocol["gsm8k_cot"].source = "lm_eval:gsm8k/gsm8k.yaml"
+    assert suites.identity(config) != before
+
+
 # Any other task of lm-eval's
 
 
@@ -459,6 +501,32 @@ def test_any_task_runs_by_name(own_tasks):
     assert (headline.metric, headline.n, headline.value) == ("exact_match,none", 3, pytest.approx(1 / 3))
     assert found.protocol["tasks"]["own_sums"]["version"] == "1.5"
     assert suites.identity(config)["tasks"]["own_sums"]["version"].startswith("lm-eval ")
+
+
+@pytest.mark.usefixtures("small_index")
+@pytest.mark.parametrize("name", ["own_sums", "own_group", "own_tag"])
+def test_a_changed_definition_is_another_cell(own_tasks, name):
+    """What a user edits between two runs must not find the old numbers."""
+    from harness.evaluation import index
+
+    def found():
+        index.manager.cache_clear()
+        return suites.identity(suite("quick", f"suite.tasks=[{name}]", f"suite.include_path={own_tasks}"))["tasks"]
+
+    path = own_tasks / "own_sums.yaml"
+    path.write_text(path.read_text() + "tag: own_tag\nprocess_docs: !function utils.same\n")
+    (own_tasks / "utils.py").write_text("def same(docs):\n    return docs\n")
+    before = found()
+    assert found() == before
+    for file, old, new in (
+        (path, "{{q}}", "{{q}}:"),
+        (own_tasks / "rows.json", "1 and 3", "3 and 1"),
+        (own_tasks / "utils.py", "return docs", "return docs.select([0])"),
+    ):
+        file.write_text(file.read_text().replace(old, new))
+        after = found()
+        assert after != before, file
+        before = after
 
 
 @pytest.mark.usefixtures("small_index")

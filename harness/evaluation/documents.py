@@ -1,7 +1,8 @@
 """Where a task's documents come from: upstream's files, a module of ours, or (None here) the hub through lm-eval.
 
 A module of ours that serves as a task offers ``documents(spec, limit) -> list[dict]`` and ``config(sandbox) -> dict``,
-the task in lm-eval's own terms (the keys of its YAML files). It may offer ``environment(suite) -> dict``, which is
+the task in lm-eval's own terms (the keys of its YAML files); ``OPTIONS`` names what ``TaskSpec.options`` may set, each
+with its type and least value. It may offer ``environment(suite) -> dict``, which is
 called before anything is generated, raises UserError where scoring would fail, and returns what a record should say of
 the surroundings.
 """
@@ -13,7 +14,8 @@ import hashlib
 import importlib
 import io
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -30,8 +32,15 @@ Rows = list[dict[str, Any]]
 
 def own_module(spec: TaskSpec) -> ModuleType | None:
     """The module that serves this task, or None where lm-eval's YAML does."""
-    is_stock = spec.source.startswith(STOCK) or spec.source == BY_NAME
-    return None if is_stock else importlib.import_module(spec.source)
+    if spec.source.startswith(STOCK) or spec.source == BY_NAME:
+        return None
+    try:
+        return importlib.import_module(spec.source)
+    except ModuleNotFoundError as error:
+        if error.name is None or not spec.source.startswith(error.name):
+            raise
+        allowed = f"{STOCK}<YAML file below lm_eval/tasks>, or a module that can be imported"
+        raise UserError("suite.protocol.<task>.source", spec.source, allowed) from None
 
 
 def load(spec: TaskSpec, suite: SuiteConfig, leaf: str) -> Rows | None:
@@ -41,7 +50,9 @@ def load(spec: TaskSpec, suite: SuiteConfig, leaf: str) -> Rows | None:
         UserError: the data file is missing, altered since it was mirrored, no file of its format (with the line), or
             lacks a field.
     """
-    if module := own_module(spec):
+    module = own_module(spec)
+    _check_options(leaf, spec, getattr(module, "OPTIONS", {}))
+    if module:
         return module.documents(spec, suite.limit)
     if suite.data_dir is None or not spec.data_files:
         return None
@@ -56,6 +67,17 @@ def load(spec: TaskSpec, suite: SuiteConfig, leaf: str) -> Rows | None:
         fix = "use upstream's whole file, or choose subjects with suite.protocol.<task>.subtasks=[…]"
         raise UserError("suite.data_dir", str(path), allowed, fix)
     return found
+
+
+def _check_options(name: str, spec: TaskSpec, known: Mapping[str, tuple[type, float]]) -> None:
+    """Raises UserError at an option that the task lacks, of another type, or below its least value."""
+    for option, value in spec.options.items():
+        key = f"suite.protocol.{name}.options.{option}"
+        if option not in known:
+            raise UserError(key, value, f"one of its options: {', '.join(known) or 'it has none'}")
+        kind, least = known[option]
+        if isinstance(value, bool) or not isinstance(value, int | kind) or not least <= value < math.inf:
+            raise UserError(key, value, f"a {'whole ' if kind is int else ''}number of at least {least}")
 
 
 @lru_cache(maxsize=64)

@@ -27,12 +27,12 @@ from harness.evaluation.suites import SuiteConfig, TaskSpec
 
 FIELDS = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
 POLL_SECONDS = 0.05
-LIMITS = ("cpu_seconds", "wall_seconds", "memory_mib")
+OPTIONS = {"cpu_seconds": (int, 1), "wall_seconds": (float, 1), "memory_mib": (int, 128)}
 
 
 def documents(spec: TaskSpec, limit: int | None) -> list[dict[str, Any]]:
     """The package's problems, each with the limits its program will run under."""
-    limits = {name: spec.options[name] for name in LIMITS if name in spec.options}
+    limits = {name: spec.options[name] for name in OPTIONS if name in spec.options}
     return [{name: problem[name] for name in FIELDS} | {"limits": limits} for problem in read_problems().values()]
 
 

@@ -91,7 +91,7 @@ class SuiteConfig:
         """The tasks to run with their protocol; a name that the protocol lacks is looked up in lm-eval's index.
 
         Raises:
-            UserError: no task, an unknown one, or a number or choice out of range.
+            UserError: no task, an unknown one, a subtask twice, or a number or choice out of range.
         """
         for key, value in (("suite.limit", self.limit), ("suite.max_gen_toks", self.max_gen_toks)):
             if value is not None and value < 1:
@@ -101,13 +101,26 @@ class SuiteConfig:
         if not self.tasks:
             known = ", ".join(sorted(self.protocol))
             raise UserError("suite.tasks", self.tasks, f"at least one of: {known}; or another task of lm-eval's")
-        return {name: self.protocol.get(name) or self._by_name(name) for name in dict.fromkeys(self.tasks)}
+        found = {name: self.protocol.get(name) or self._by_name(name) for name in dict.fromkeys(self.tasks)}
+        for name, spec in found.items():
+            if spec.num_fewshot < 0:
+                raise UserError(f"suite.protocol.{name}.num_fewshot", spec.num_fewshot, "a whole number, 0 or more")
+            subtasks = list(spec.subtasks)
+            if len(set(subtasks)) < len(subtasks) or ("{subtask}" in spec.source and not subtasks):
+                raise UserError(f"suite.protocol.{name}.subtasks", subtasks, "at least one subtask, each once")
+        return found
 
     def _by_name(self, name: str) -> TaskSpec:
         from harness.evaluation import index  # lm-eval's index takes seconds, which the protocol's tasks do not need
 
         index.check(name, self.include_path, sorted(self.protocol))
         return TaskSpec(source=BY_NAME, version=f"lm-eval {metadata.version('lm_eval')}", metric="", filter="")
+
+
+def _definition(task: str, include_path: str | None) -> str:
+    from harness.evaluation import index
+
+    return f"{BY_NAME}:{index.definition_hash(task, include_path)}"
 
 
 def identity(suite: SuiteConfig) -> dict[str, Any]:
@@ -121,6 +134,7 @@ def identity(suite: SuiteConfig) -> dict[str, Any]:
     tasks = {}
     for task, spec in suite.selected().items():
         tasks[task] = {
+            "source": spec.source if spec.source != BY_NAME else _definition(task, suite.include_path),
             "version": spec.version,
             "num_fewshot": spec.num_fewshot,
             "headline": spec.headline,

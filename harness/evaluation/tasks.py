@@ -102,6 +102,7 @@ def _build_one(group: str, spec: TaskSpec, suite: SuiteConfig, leaf: str) -> Sui
             f"the installed task {config['task']} has version {version}",
             f"install the lm-eval this protocol was written for, or set suite.protocol.{group}.version={version}",
         )
+    _check_fewshot(config, group, spec)
     rows = documents.load(spec, suite, leaf)
     if rows is not None:
         split, loaded = evaluation_split(config), _dataset(rows, group, spec)
@@ -119,6 +120,16 @@ def _build_one(group: str, spec: TaskSpec, suite: SuiteConfig, leaf: str) -> Sui
     _check_headline(group, spec, task)
     data_hash = documents.data_hash(spec, suite, leaf) if rows is None else documents.hash_rows(rows)
     return SuiteTask(group, spec, task, data_hash)
+
+
+def _check_fewshot(config: dict[str, Any], group: str, spec: TaskSpec) -> None:
+    """Worked examples come from the task's file or a split of their own, never from the documents that are asked."""
+    samples = (config.get("fewshot_config") or {}).get("samples")
+    if callable(samples) or (samples is None and config.get("fewshot_split") not in (None, evaluation_split(config))):
+        return
+    if spec.num_fewshot > (most := len(samples or ())):
+        allowed = f"at most {most}; the task has no more worked examples beside the questions that are asked"
+        raise UserError(f"suite.protocol.{group}.num_fewshot", spec.num_fewshot, allowed)
 
 
 def _drop_fewshot_split(config: dict[str, Any], group: str, spec: TaskSpec, split: str) -> None:

@@ -11,6 +11,7 @@ from harness import problems
 from harness.evaluation.suites import TaskSpec
 
 DEFAULT_COUNT = 1000
+OPTIONS = {"count": (int, 1), "seed": (int, 0)}
 
 
 def documents(spec: TaskSpec, limit: int | None) -> list[dict[str, Any]]:
