@@ -76,7 +76,8 @@ def _check_options(name: str, spec: TaskSpec, known: Mapping[str, tuple[type, fl
         if option not in known:
             raise UserError(key, value, f"one of its options: {', '.join(known) or 'it has none'}")
         kind, least = known[option]
-        if isinstance(value, bool) or not isinstance(value, int | kind) or not least <= value < math.inf:
+        is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+        if not is_number or not least <= value < math.inf:
             raise UserError(key, value, f"a {'whole ' if kind is int else ''}number of at least {least}")
 
 
