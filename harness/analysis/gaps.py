@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -29,7 +29,8 @@ Where = Mapping[str, Any]
 AR: Where = {"method": "ar_sft", "variant": None}
 MARS: Where = {"method": "mars", "variant": None}
 NO_SFT_LOSS: Where = {"method": "mars", "variant": "no_sft_loss"}
-ONE_TOKEN: Where = {"tau": 1.0}
+ONE_TOKEN: Where = {"tau": 1.0, "confidence": "probability"}  # an entropy of 1 nat would be another thing
+MULTI_TOKEN: Where = {"tau": 0.95, "confidence": "probability"}
 EACH_BLOCK_SIZE = "each block size"
 
 # What is compared: a name, the first cell, the second one. A gap is the first's score minus the second's.
@@ -40,7 +41,7 @@ COMPARISONS: tuple[tuple[str, Where, Where], ...] = (
         {**NO_SFT_LOSS, **ONE_TOKEN, "block_size": EACH_BLOCK_SIZE},
         {**MARS, **ONE_TOKEN, "block_size": EACH_BLOCK_SIZE},
     ),
-    ("MARS τ=0.95 − one-token MARS", {**MARS, "tau": 0.95, "block_size": EACH_BLOCK_SIZE},
+    ("MARS τ=0.95 − one-token MARS", {**MARS, **MULTI_TOKEN, "block_size": EACH_BLOCK_SIZE},
      {**MARS, **ONE_TOKEN, "block_size": EACH_BLOCK_SIZE}),
     ("AR SFT 10 − 5 epochs", {**AR, "variant": "10_epochs"}, AR),
     ("Block Diffusion − AR SFT", {"method": "block_diffusion", "variant": None, "block_size": EACH_BLOCK_SIZE}, AR),
@@ -57,13 +58,13 @@ def pick(cells: pd.DataFrame, metric: str, where: Where) -> pd.DataFrame:
 
     Without an ``se`` of its own a row has that of its interval: its width over twice 1.96.
     """
-    keep = cells["metric"] == metric
+    keep = (cells["metric"] == metric) & cells["value"].notna()
     for name, value in where.items():
         if value is None:
             keep &= cells[name].isna() if name in cells else True
         else:
             keep &= (cells[name] == value).fillna(False).astype(bool) if name in cells else False
-    rows = cells[keep]
+    rows = cells[keep].astype({name: "float64" for name in ("value", "low", "high", "n", "se") if name in cells})
     se = (rows["high"] - rows["low"]) / (2 * Z)
     return rows.assign(se=rows["se"].fillna(se) if "se" in rows else se)
 
@@ -88,19 +89,19 @@ def by_task(cells: pd.DataFrame, where: Where, metric: str = SCORE) -> dict[str,
 
 
 def values_of(cells: pd.DataFrame, column: str, where: Where, metric: str = SCORE) -> list[Any]:
-    """The different values of a column among the rows, in ascending order."""
+    """The different values of a column among the rows of a metric, in ascending order."""
     return sorted(pick(cells, metric, where)[column].dropna().unique()) if column in cells else []
 
 
 @dataclass(frozen=True)
 class Gap:
-    """First minus second on one task, or on the average of several; in points."""
+    """First minus second on one task, or on the average of several; in points. ``n`` is NaN where it is not known."""
 
     task: str
     first: float
     second: float
     se: float
-    n: int
+    n: float
     p_holm: float = 1.0
 
     @property
@@ -163,8 +164,8 @@ def compare(cells: pd.DataFrame, first: Where, second: Where) -> Comparison | No
     a, b = by_task(cells, first), by_task(cells, second)
     gaps = []
     for task in (task for task in a if task in b):
-        size = min(a[task]["n"], b[task]["n"])
-        gaps.append(Gap(task, a[task]["value"], b[task]["value"], math.hypot(a[task]["se"], b[task]["se"]), int(size)))
+        n, se = min(a[task]["n"], b[task]["n"]), math.hypot(a[task]["se"], b[task]["se"])
+        gaps.append(Gap(task, a[task]["value"], b[task]["value"], se, n))
     if not gaps:
         return None
     k = len(gaps)
@@ -175,12 +176,12 @@ def compare(cells: pd.DataFrame, first: Where, second: Where) -> Comparison | No
         math.sqrt(sum(gap.se**2 for gap in gaps)) / k,
         sum(gap.n for gap in gaps),
     )
-    return Comparison(corrected(gaps), Gap(**{**vars(average), "p_holm": average.p}))
+    return Comparison(corrected(gaps), *corrected([average]))
 
 
 def corrected(gaps: Sequence[Gap]) -> tuple[Gap, ...]:
     """The same gaps with Holm's p-values over all of them."""
-    return tuple(Gap(**{**vars(gap), "p_holm": p}) for gap, p in zip(gaps, holm([gap.p for gap in gaps]), strict=True))
+    return tuple(replace(gap, p_holm=p) for gap, p in zip(gaps, holm([gap.p for gap in gaps]), strict=True))
 
 
 def all_gaps(cells: pd.DataFrame) -> pd.DataFrame:
@@ -204,9 +205,7 @@ def all_gaps(cells: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _each_block_size(
-    cells: pd.DataFrame, first: Where, second: Where
-) -> Iterator[tuple[float, Comparison]]:  # fmt: skip
+def _each_block_size(cells: pd.DataFrame, first: Where, second: Where) -> Iterator[tuple[float, Comparison]]:
     """The comparison at each block size that the first side has; NaN where it has none."""
     has_block_size = first.get("block_size") == EACH_BLOCK_SIZE
     others = {name: value for name, value in first.items() if name != "block_size"}

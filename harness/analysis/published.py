@@ -8,7 +8,7 @@ paper's own numbers is listed by ``deviations`` and stays as printed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +52,13 @@ CACHES = {"ar": "cursor", "mars_no_cache": "none", "mars_block_cache": "block"} 
 
 SCORE, DELTA, FORWARD = "score", "delta", "tokens_per_forward"
 RATE, SECONDS, SPEEDUP = "tokens_per_second", "seconds", "speedup"
-HOURS = "training_h200_hours"
+COST = "training_cost"
 UNITS = {
     SCORE: "percent", DELTA: "points", FORWARD: "tokens / forward", RATE: "tokens / s",
-    SECONDS: "s", SPEEDUP: "ratio of seconds", HOURS: "H200 hours",
+    SECONDS: "s", SPEEDUP: "ratio of seconds", COST: "H200 hours",
 }  # fmt: skip
 # Half a unit of the last printed place: what is printed as 1.2 tokens per forward is 1.195 to 1.205.
-ROUNDING = {SCORE: 0.05, DELTA: 0.05, FORWARD: 0.005, RATE: 0.05, SECONDS: 0.05, SPEEDUP: 0.005, HOURS: 0.5}
+ROUNDING = {SCORE: 0.05, DELTA: 0.05, FORWARD: 0.005, RATE: 0.05, SECONDS: 0.05, SPEEDUP: 0.005, COST: 0.5}
 WHOLE_SECONDS = 6  # the table that prints seconds without a decimal
 
 # What tells cells apart. Empty (NaN) is what a cell does not have, or its table does not say.
@@ -202,7 +202,7 @@ def _training(record: Mapping[str, str]) -> Iterator[Row]:
     for scale in ("0.5b", "7b"):
         for part in record[scale].split(" / "):
             hours, method = part.rstrip(")").split(" (")
-            yield {"scale": scale, "method": METHODS[method.lower()], "metric": HOURS, "value": float(hours)}
+            yield {"scale": scale, "method": METHODS[method.lower()], "metric": COST, "value": float(hours)}
 
 
 READERS: dict[int, Callable[[Mapping[str, str]], Iterator[Row]]] = {
@@ -228,27 +228,36 @@ def deviations(frame: pd.DataFrame) -> pd.DataFrame:
         "average": _averages, "delta": _deltas, "speedup": _speedups,
         "two tables": _two_tables, "length": _lengths, "share": _shares,
     }  # fmt: skip
-    found = [(kind, *one) for kind, check in checks.items() for one in check(frame)]
+    rows: list[Row] = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+    found = [(kind, *one) for kind, check in checks.items() for one in check(rows)]
     return pd.DataFrame(found, columns=["kind", "where", "says", "is_error"]).astype({"is_error": bool})
 
 
 Deviation = tuple[str, str, bool]
 
 
-def _averages(frame: pd.DataFrame) -> Iterator[Deviation]:
-    keys = ["table", *(name for name in IDENTITY if name != "task")]
-    for _, group in frame[frame["metric"].isin([SCORE, FORWARD])].groupby(keys, dropna=False):
-        printed, parts = group[group["task"] == AVERAGE], group[group["task"] != AVERAGE]
-        if len(printed) != 1 or set(parts["task"]) != set(TEST_SIZES):
-            continue  # Table 8 has no averages, Table 9 no tokens per forward by task
-        row = printed.iloc[0]
-        yield from _compare(row, float(parts["value"].mean()), "mean of its tasks", 2 * row["rounding"])
+def _averages(rows: Sequence[Row]) -> Iterator[Deviation]:
+    for average, parts in _with_parts([row for row in rows if row["metric"] in (SCORE, FORWARD)]):
+        if {row["task"] for row in parts} == set(TEST_SIZES):  # Table 9 has no tokens per forward by task
+            mean = sum(row["value"] for row in parts) / len(parts)
+            yield from _compare(average, mean, "mean of its tasks", 2 * average["rounding"])
 
 
-def _deltas(frame: pd.DataFrame) -> Iterator[Deviation]:
-    scores = _first(frame[frame["metric"] == SCORE])
-    for _, row in frame[(frame["metric"] == DELTA) & (frame["method"] == "mars")].iterrows():
-        cell = {name: row[name] for name in IDENTITY} | {"metric": SCORE}
+def _with_parts(rows: Sequence[Row]) -> Iterator[tuple[Row, list[Row]]]:
+    """Every average, with the rows of the same cell and table that it is the average of."""
+    groups = _grouped(rows, lambda row: (row["table"], _key(row | {"task": None})))
+    for group in groups.values():
+        averages, parts = (
+            [row for row in group if (row["task"] == AVERAGE) == is_average] for is_average in (True, False)
+        )
+        for average in averages:
+            yield average, parts
+
+
+def _deltas(rows: Sequence[Row]) -> Iterator[Deviation]:
+    scores = _first(rows, SCORE)
+    for row in (row for row in rows if row["metric"] == DELTA and row["method"] == "mars"):
+        cell = row | {"metric": SCORE}
         now, before = scores.get(_key(cell)), scores.get(_key(cell | {"tau": 1.0}))
         if now is None or before is None:
             yield _name(row), "no scores to take the difference of", True
@@ -256,14 +265,14 @@ def _deltas(frame: pd.DataFrame) -> Iterator[Deviation]:
             yield from _compare(row, now - before, "difference of the scores", 2 * row["rounding"])
 
 
-def _compare(row: pd.Series, expected: float, what: str, error: float) -> Iterator[Deviation]:
+def _compare(row: Row, expected: float, what: str, error: float) -> Iterator[Deviation]:
     distance = abs(row["value"] - expected)
     if distance > row["rounding"] + SUMS:
         yield _name(row), f"{row['value']:g}, {what} {expected:.3f}", distance > error + SUMS
 
 
-def _speedups(frame: pd.DataFrame) -> Iterator[Deviation]:
-    for row, seconds, reference in _timed(frame):
+def _speedups(rows: Sequence[Row]) -> Iterator[Deviation]:
+    for row, seconds, reference in _timed(rows):
         ends = [(reference["value"] + sign * reference["rounding"]) / (seconds["value"] - sign * seconds["rounding"])
                 for sign in (-1, 1)]  # fmt: skip
         outside = max(ends[0] - row["value"], row["value"] - ends[1]) - row["rounding"]
@@ -272,57 +281,62 @@ def _speedups(frame: pd.DataFrame) -> Iterator[Deviation]:
             yield _name(row), f"{row['value']:g}, ratio of the seconds {ratio:.3f}", outside > 0.01
 
 
-def _lengths(frame: pd.DataFrame) -> Iterator[Deviation]:
-    rates = _first(frame[frame["metric"] == RATE])
-    for row, seconds, reference in _timed(frame):
-        here, there = (one["value"] * rates[_key({**one, "metric": RATE})] for one in (seconds, reference))
+def _lengths(rows: Sequence[Row]) -> Iterator[Deviation]:
+    rates = _first(rows, RATE)
+    for row, seconds, reference in _timed(rows):
+        here, there = (one["value"] * rates[_key(one | {"metric": RATE})] for one in (seconds, reference))
         if abs(here / there - 1) > 0.05:
             yield _name(row), f"{here:.0f} tokens in all, the reference {there:.0f} ({here / there - 1:+.0%})", False
 
 
-def _timed(frame: pd.DataFrame) -> Iterator[tuple[pd.Series, pd.Series, pd.Series]]:
-    """Every speedup with its seconds and those of the row that it is a speedup over (the table's speedup of 1)."""
-    for _, group in frame.groupby(["table", "scale", "batch_size"], dropna=False):
-        seconds = {_key(one): one for _, one in group[group["metric"] == SECONDS].iterrows()}
-        speedups = [one for _, one in group[group["metric"] == SPEEDUP].iterrows()]
-        references = [one for one in speedups if one["value"] == 1 and "mars" not in (one["method"], one["target"])]
+def _timed(rows: Sequence[Row]) -> Iterator[tuple[Row, Row, Row]]:
+    """Every speedup with its seconds and those of the row that it is a speedup over: AR at the same batch size."""
+    timed = [row for row in rows if row["metric"] in (SECONDS, SPEEDUP)]
+    for group in _grouped(timed, lambda row: (row["table"], _key(row)[IDENTITY.index("batch_size")])).values():
+        seconds = {_key(row): row for row in group if row["metric"] == SECONDS}
+        speedups = [row for row in group if row["metric"] == SPEEDUP]
+        [reference] = [row for row in speedups if "mars" not in (row["method"], row["target"])]
         for row in speedups:
-            yield row, *(seconds[_key({**one, "metric": SECONDS})] for one in (row, references[0]))
+            yield row, *(seconds[_key(one | {"metric": SECONDS})] for one in (row, reference))
 
 
-def _two_tables(frame: pd.DataFrame) -> Iterator[Deviation]:
-    for _, group in frame.groupby(list(IDENTITY), dropna=False):
-        if group["value"].nunique() > 1:
-            values = ", ".join(f"{row['value']:g} in table {row['table']}" for _, row in group.iterrows())
-            yield _name(group.iloc[0]), values, False
-        elif group["table"].duplicated().any():
-            yield _name(group.iloc[0]), "twice in one table", True
+def _two_tables(rows: Sequence[Row]) -> Iterator[Deviation]:
+    for group in _grouped(rows, _key).values():
+        if len({row["table"] for row in group}) < len(group):
+            yield _name(group[0]), "twice in one table", True
+        elif len({row["value"] for row in group}) > 1:
+            yield _name(group[0]), ", ".join(f"{row['value']:g} in table {row['table']}" for row in group), False
 
 
-def _shares(frame: pd.DataFrame) -> Iterator[Deviation]:
-    scores = frame[(frame["metric"] == SCORE) & frame["task"].isin(TEST_SIZES)]
-    for _, row in scores.drop_duplicates(subset=["task", "value"]).iterrows():
+def _shares(rows: Sequence[Row]) -> Iterator[Deviation]:
+    scores = [row for row in rows if row["metric"] == SCORE and row["task"] in TEST_SIZES]
+    for row, *_ in _grouped(scores, lambda row: (row["task"], row["value"])).values():
         n = TEST_SIZES[row["task"]]
         nearest = 100 * round(row["value"] * n / 100) / n
         if abs(nearest - row["value"]) > row["rounding"] + SUMS:
             yield _name(row), f"{row['value']:g}, nearest share of {n} is {nearest:.3f}", False
 
 
-def _key(cell: Mapping[str, Any] | pd.Series) -> tuple[Any, ...]:
-    return tuple(None if pd.isna(cell[name]) else cell[name] for name in IDENTITY)
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(None if value != value else value for value in (row[name] for name in IDENTITY))  # NaN is not NaN
 
 
-def _first(rows: pd.DataFrame) -> dict[tuple[Any, ...], float]:
-    """The value of each cell, by its identity; of cells in several tables the first one's."""
-    found: dict[tuple[Any, ...], float] = {}
-    for _, row in rows.iterrows():
-        found.setdefault(_key(row), row["value"])
-    return found
+def _grouped(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> dict[Hashable, list[Row]]:
+    groups: dict[Hashable, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
-def _name(row: pd.Series) -> str:
+def _first(rows: Sequence[Row], metric: str) -> dict[Hashable, float]:
+    """A metric's value by the identity of its cell; of cells in several tables the first one's."""
+    found = _grouped([row for row in rows if row["metric"] == metric], _key)
+    return {key: group[0]["value"] for key, group in found.items()}
+
+
+def _name(row: Row) -> str:
     settings = [f"{name}={row[name]:g}" if isinstance(row[name], float) else str(row[name])
-                for name in IDENTITY if not pd.isna(row[name])]  # fmt: skip
+                for name in IDENTITY if row[name] is not None and row[name] == row[name]]  # fmt: skip
     return f"table {row['table']}: " + " ".join(settings)
 
 
@@ -334,26 +348,19 @@ def with_errors(frame: pd.DataFrame) -> pd.DataFrame:
     has no sampling error in the paper (one run, no spread): ``low`` and ``high`` are what it may have been before it
     was rounded, and ``n`` and ``se`` are empty.
     """
-    frame = frame.assign(
-        n=math.nan, low=frame["value"] - frame["rounding"], high=frame["value"] + frame["rounding"], se=math.nan
-    )
-    scores = frame["metric"] == SCORE
-    for index, row in frame[scores & frame["task"].isin(TEST_SIZES)].iterrows():
-        one = _score(row["value"], TEST_SIZES[row["task"]])
-        se = math.sqrt(row["value"] * (100 - row["value"]) / one.n)
-        frame.loc[index, ["n", "low", "high", "se"]] = [one.n, one.low, one.high, se]
-    keys = ["table", *(name for name in IDENTITY if name != "task")]
-    for _, group in frame[scores].groupby(keys, dropna=False):
-        averages, parts = group[group["task"] == AVERAGE], group[group["task"] != AVERAGE]
-        if len(averages):
-            whole = mean_interval([_score(row["value"], TEST_SIZES[row["task"]]) for _, row in parts.iterrows()])
-            se = math.sqrt((parts["se"] ** 2).sum()) / len(parts)
-            # The printed average and the mean of the printed scores differ in rounding; the interval goes with the former.
-            shift = averages["value"].iloc[0] - whole.value
-            frame.loc[averages.index, ["n", "low", "high", "se"]] = [whole.n, whole.low + shift, whole.high + shift, se]
-    return frame
-
-
-def _score(percent: float, n: int) -> Interval:
-    low, high = wilson(round(percent / 100 * n), n)
-    return Interval(percent, min(100 * low, percent), max(100 * high, percent), n, "Wilson")
+    rows: list[Row] = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+    for row in rows:
+        value, n = row["value"], TEST_SIZES.get(row["task"])
+        row |= {"n": math.nan, "low": value - row["rounding"], "high": value + row["rounding"], "se": math.nan}
+        if row["metric"] == SCORE and n:
+            low, high = wilson(round(value / 100 * n), n)
+            row |= {"n": n, "low": min(100 * low, value), "high": max(100 * high, value)}
+            row["se"] = math.sqrt(value * (100 - value) / n)
+    for average, parts in _with_parts([row for row in rows if row["metric"] == SCORE]):
+        whole = mean_interval([Interval(one["value"], one["low"], one["high"], one["n"], "Wilson") for one in parts])
+        # The printed average is not quite the mean of the printed scores; the interval goes with the former.
+        shift = average["value"] - whole.value
+        average |= {"n": whole.n, "low": whole.low + shift, "high": whole.high + shift}
+        average["se"] = math.sqrt(sum(one["se"] ** 2 for one in parts)) / len(parts)
+    columns = ("n", "low", "high", "se")
+    return frame.assign(**{name: pd.Series([row[name] for row in rows], frame.index, "float64") for name in columns})
