@@ -136,25 +136,25 @@ def _intervals(documents: pd.DataFrame) -> pd.DataFrame:
 
 def _disagreements(recorded: pd.DataFrame, recomputed: pd.DataFrame, places: list[str]) -> pd.DataFrame:
     """Rows of ``verify`` for one kind of row; a row that only one of the two has disagrees in n."""
-    both = recorded.merge(recomputed, on=places, how="outer", suffixes=("", " again"))
+    names = [name for name in recomputed.columns if name in recorded.columns and name not in places]
+    both = recorded[[*places, *names]].merge(
+        recomputed[[*places, *names]], on=places, how="outer", suffixes=("", " again")
+    )
+    is_new = both["score"].isna()
     found = []
-    for name in recomputed.columns:
-        if name in places or name not in recorded.columns:
-            continue
+    for name in names:
         was, now = both[name], both[f"{name} again"]
         if name == "n":
-            was, now = was.where(both["score"].isna(), was.fillna(now)).fillna(0), now.fillna(0)
+            was, now = was.mask(is_new, 0), now.fillna(0)
         is_close = (was - now).abs() <= _TOLERANCE * now.abs() if was.dtype == "Float64" else was == now
-        rows = both[~is_close.fillna(True).astype(bool)]
-        found.append(
-            rows[places]
-            .assign(what=name, record=was[rows.index], documents=now[rows.index])
-            .astype({"what": "string", "record": "Float64", "documents": "Float64"})
-        )
-    columns = {"key": "string", "benchmark": "string", "task": "string"}
-    return (
-        pd.concat(found, ignore_index=True).reindex(columns=[*columns, "what", "record", "documents"]).astype(columns)
-    )
+        rows = np.flatnonzero(~is_close.fillna(True).to_numpy(bool))
+        if len(rows):
+            values = {"record": was.astype("Float64"), "documents": now.astype("Float64")}
+            found.append(both.loc[rows, places].assign(what=name, **{k: v[rows] for k, v in values.items()}))
+    types = {"key": "string", "benchmark": "string", "task": "string", "what": "string"}
+    whole = pd.concat(found) if found else pd.DataFrame()
+    types |= {"record": "Float64", "documents": "Float64"}
+    return whole.reindex(columns=list(types)).astype(types)
 
 
 def _positive(values: pd.Series) -> pd.Series:

@@ -38,6 +38,7 @@ _SUMS = (
     "new_tokens", "prompt_tokens", "target_forwards", "draft_forwards", "positions", "draft_positions",
     "equivalent_forwards", "seconds", "generated",
 )  # fmt: skip
+_KNOWN = ("method", "model", "suite", "metric", "score", "how", *_SUMS)  # of every record
 _MEASURES = ("mean_tokens", "median_tokens", "cut_share", "context_share", "draft_cost", "acceptance_counts")
 _SIZE = re.compile(r"[-_](\d+(?:\.\d+)?)([kmb])(?![a-z0-9])", re.IGNORECASE)
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9}
@@ -84,6 +85,7 @@ def read_cell(path: Path) -> LoadedCell:
         raise Damage(f"record.json cannot be read: {error.strerror}") from None
     try:
         data = json.loads(content)
+        json.dumps(data, ensure_ascii=False).encode()  # halves of characters are no text
     except (ValueError, RecursionError) as error:
         raise Damage(f"record.json is not JSON: {error}") from None
     if not isinstance(data, dict):
@@ -96,7 +98,7 @@ def read_cell(path: Path) -> LoadedCell:
         rows, tasks = _rows(record, str(path)), _tasks(record)
     except KeyError as error:
         raise Damage(f"record.json lacks {error}") from None
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise Damage(f"record.json is not a record that is known here: {error}") from None
     num_documents = _check_documents(path / "documents.parquet")
     if num_documents != record.speed.documents:
@@ -115,7 +117,7 @@ def _check_documents(path: Path) -> int:
             found, count = file.schema_arrow, int(file.metadata.num_rows)
     except FileNotFoundError:
         raise Damage("documents.parquet is missing") from None
-    except (OSError, ValueError) as error:  # pa.ArrowInvalid is a ValueError
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise Damage(f"documents.parquet cannot be read: {error}") from None
     if missing := [name for name in REQUIRED if name not in found.names]:
         raise Damage(f"documents.parquet lacks {', '.join(missing)}")
@@ -153,6 +155,8 @@ def _rows(record: Record, path: str) -> list[dict[str, Any]]:
     """The cell's rows of the frame ``cells``: one for each benchmark, and one for all where there are several."""
     if not record.benchmarks:
         raise ValueError("no benchmark was measured")
+    if not isinstance(record.created, str):
+        raise ValueError("created is no text")
     shared = _shared(record) | {"path": path}
     suite = record.identity["suite"].get("tasks", {})
     rows = []
@@ -185,6 +189,9 @@ def _tasks(record: Record) -> list[dict[str, Any]]:
 
 def _fitted(frame: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     wanted = schema.columns(frame, [name for row in rows for name in row])
+    for row in rows:
+        if unknown := [name for name in _KNOWN if name in row and row[name] is None]:
+            raise ValueError(f"{', '.join(unknown)} of {row['benchmark']} is null")
     return [{name: schema.fit(wanted[name], value) for name, value in row.items()} for row in rows]
 
 

@@ -33,18 +33,18 @@ def read_documents(cell: LoadedCell, optional: Sequence[str]) -> pa.Table:
     left_out = {name for name in (*schema.TEXTS, *schema.LISTS) if name not in optional}
     try:
         with pq.ParquetFile(path) as file:
-            wanted = {
-                name: column for name, column in _columns(file.schema_arrow.names).items() if name not in left_out
-            }
+            there = file.schema_arrow.names
+            wanted = {name: column for name, column in _columns(there).items() if name not in left_out}
             names = {name: _ON_DISK.get(name, name) for name in wanted}
-            table = file.read([n for n in names.values() if n in file.schema_arrow.names], use_threads=False)
+            table = file.read([name for name in names.values() if name in there], use_threads=False)
         found = {
             name: table[names[name]].cast(column.arrow)
             if names[name] in table.column_names
             else pa.nulls(len(table), column.arrow)
             for name, column in wanted.items()
         }
-    except (OSError, ValueError) as error:  # pa.ArrowInvalid is a ValueError
+        pa.table(found).validate(full=True)  # texts too: what is no UTF-8 would fail only when it is shown
+    except (OSError, pa.ArrowException) as error:
         raise Damage(f"documents.parquet cannot be read: {error}") from None
     _check(found)
     return pa.table(
@@ -66,7 +66,7 @@ def _check(found: dict[str, Any]) -> None:
     if not pc.all(pc.is_finite(found["score"])).as_py():
         raise Damage("documents.parquet has scores that are no numbers")
     places = pa.table({name: found[name] for name in ("benchmark", "task", "doc_id")})
-    if (twice := len(places) - len(places.group_by(places.column_names).aggregate([]))) > 0:
+    if (twice := len(places) - len(places.group_by(places.column_names, use_threads=False).aggregate([]))) > 0:
         raise Damage(f"documents.parquet has {twice} documents twice")
 
 

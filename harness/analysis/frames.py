@@ -69,7 +69,8 @@ class Results:
         return make_documents(healthy, tables)
 
     def report(self, path: str, reason: str) -> None:
-        """Add to ``problems``, and tell on stderr."""
+        """Add to ``problems``, and tell in one line on stderr."""
+        reason = " ".join(reason.split())
         if path not in self._problems and not self._quiet:
             print(f"skipped: {path}: {reason}", file=sys.stderr, flush=True)
         self._problems[path] = reason

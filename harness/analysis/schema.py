@@ -221,7 +221,11 @@ def fit(column: Column, value: Any) -> Any:
         return value
     if column.kind == TEXT and isinstance(value, str):
         return value
-    if column.kind == WHOLES and isinstance(value, list) and all(type(one) is int for one in value):
+    if (
+        column.kind == WHOLES
+        and isinstance(value, list)
+        and all(type(one) is int and 0 <= one < 2**63 for one in value)
+    ):
         return value
     if column.kind == TIME and isinstance(value, str):
         return pd.Timestamp(value).tz_convert("UTC").as_unit("us")
