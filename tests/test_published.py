@@ -6,6 +6,7 @@ import math
 import shutil
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,10 +24,9 @@ def paper() -> pd.DataFrame:
     return published.with_errors(published.read_published())
 
 
-def one(frame: pd.DataFrame, metric: str = SCORE, **where: object) -> pd.Series:
-    rows = gaps.pick(frame, metric, where)
-    assert len(rows) == 1, f"{len(rows)} rows of {where}"
-    return rows.iloc[0]
+def one(frame: pd.DataFrame, metric: str = SCORE, **where: object) -> dict[str, Any]:
+    [row] = gaps.pick(gaps.rows_of(frame), metric, where)
+    return row
 
 
 # A number of each table, as read off the paper's page.

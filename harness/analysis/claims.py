@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from itertools import pairwise
 from typing import Any
 
@@ -35,6 +36,7 @@ from harness.analysis.gaps import (
     ONE_TOKEN,
     Comparison,
     Gap,
+    Rows,
     Where,
     Z,
     all_gaps,
@@ -42,6 +44,7 @@ from harness.analysis.gaps import (
     compare,
     corrected,
     pick,
+    rows_of,
     values_of,
 )
 from harness.analysis.published import COST, FORWARD, RATE, SCORE, read_published, with_errors
@@ -69,13 +72,32 @@ def _not_measured(what: str) -> Finding:
     return Finding(NOT_MEASURED, f"no {what}")
 
 
-def one_token_not_below_ar(cells: pd.DataFrame) -> Finding:
+Check = Callable[[pd.DataFrame], Finding]
+CLAIMS: dict[str, Check] = {}  # a claim's words on the board, and its check
+
+
+def claim(words: str) -> Callable[[Callable[[Rows], Finding]], Check]:
+    """Makes a function of rows one of a tidy frame, and a line of the board."""
+
+    def register(check: Callable[[Rows], Finding]) -> Check:
+        @wraps(check)
+        def on_frame(cells: pd.DataFrame) -> Finding:
+            return check(rows_of(cells))
+
+        CLAIMS[words] = on_frame
+        return on_frame
+
+    return register
+
+
+@claim("One-token MARS is not below AR SFT")
+def one_token_not_below_ar(rows: Rows) -> Finding:
     """One-token MARS (tau = 1, B = 4) is not below AR SFT.
 
     Supported: the average's gap is above −``MARGIN`` with its whole interval, and no task is below for certain (Holm).
     Contradicted: the average's interval lies below 0, or a task is below for certain. Undecided otherwise.
     """
-    found = compare(cells, {**MARS, **ONE_TOKEN, "block_size": HEADLINE_BLOCK_SIZE}, AR)
+    found = compare(rows, {**MARS, **ONE_TOKEN, "block_size": HEADLINE_BLOCK_SIZE}, AR)
     if found is None:
         return _not_measured("scores of one-token MARS (B=4) beside AR SFT")
     average = found.average
@@ -83,66 +105,71 @@ def one_token_not_below_ar(cells: pd.DataFrame) -> Finding:
     return Finding(_none_that_way(found, -1), f"{_interval(average)}: {word}; {_tasks(found)}")
 
 
-def more_ar_epochs_gain_nothing(cells: pd.DataFrame) -> Finding:
+@claim("Compute-matched AR SFT (10 epochs) gains nothing over 5")
+def more_ar_epochs_gain_nothing(rows: Rows) -> Finding:
     """AR SFT for 10 epochs, the compute of MARS, gains nothing over 5.
 
     Supported: the average's gap is below +``MARGIN`` with its whole interval, and no task gains for certain (Holm).
     Contradicted: the average's interval lies above 0, or a task gains for certain. Undecided otherwise.
     """
-    found = compare(cells, {**AR, "variant": "10_epochs"}, AR)
+    found = compare(rows, {**AR, "variant": "10_epochs"}, AR)
     if found is None:
         return _not_measured("scores of AR SFT trained for 10 epochs beside 5")
     return Finding(_none_that_way(found, 1), f"{_interval(found.average)}; {_tasks(found)}")
 
 
-def block_diffusion_degrades(cells: pd.DataFrame) -> Finding:
+@claim("Block Diffusion degrades")
+def block_diffusion_degrades(rows: Rows) -> Finding:
     """Block Diffusion is below AR SFT.
 
     Supported: the average's interval lies below 0. Contradicted: it does not, and lies above −``MARGIN``. Undecided
     otherwise.
     """
-    found = compare(cells, {"method": "block_diffusion", "variant": None}, AR)
+    found = compare(rows, {"method": "block_diffusion", "variant": None}, AR)
     if found is None:
         return _not_measured("scores of Block Diffusion beside AR SFT")
     return Finding(_falls(found.average), f"{_interval(found.average)}; {_tasks(found)}")
 
 
-def decays_without_sft_loss(cells: pd.DataFrame) -> Finding:
+@claim("Without the SFT loss quality decays with block size")
+def decays_without_sft_loss(rows: Rows) -> Finding:
     """Without the SFT loss one-token MARS loses quality from the smallest to the largest block size.
 
     Supported: the average's interval lies below 0. Contradicted: it does not, and lies above −``MARGIN``. Undecided
     otherwise.
     """
-    sizes = _block_sizes(cells, NO_SFT_LOSS)
-    found = _from_first_to_last(cells, NO_SFT_LOSS, sizes)
+    sizes = _block_sizes(rows, NO_SFT_LOSS)
+    found = _from_first_to_last(rows, NO_SFT_LOSS, sizes)
     if found is None:
         return _not_measured("scores of one-token MARS without the SFT loss at two B")
     numbers = f"B={sizes[-1]:g} − B={sizes[0]:g}: {_interval(found.average)}; {_tasks(found)}"
     return Finding(_falls(found.average), numbers)
 
 
-def stays_with_sft_loss(cells: pd.DataFrame) -> Finding:
+@claim("With the SFT loss it does not")
+def stays_with_sft_loss(rows: Rows) -> Finding:
     """With the SFT loss one-token MARS loses nothing from the smallest to the largest block size.
 
     Supported: the average's gap is above −``MARGIN`` with its whole interval, and no task is below for certain (Holm).
     Contradicted: the average's interval lies below 0, or a task is below for certain. Undecided otherwise.
     """
-    sizes = _block_sizes(cells, MARS)
-    found = _from_first_to_last(cells, MARS, sizes)
+    sizes = _block_sizes(rows, MARS)
+    found = _from_first_to_last(rows, MARS, sizes)
     if found is None:
         return _not_measured("scores of one-token MARS at two B")
     numbers = f"B={sizes[-1]:g} − B={sizes[0]:g}: {_interval(found.average)}; {_tasks(found)}"
     return Finding(_none_that_way(found, -1), numbers)
 
 
-def sft_loss_slows_decay(cells: pd.DataFrame) -> Finding:
+@claim("Without the SFT loss it decays more than with it")
+def sft_loss_slows_decay(rows: Rows) -> Finding:
     """From the smallest to the largest block size that both have, more is lost without the SFT loss than with it.
 
     The difference of two gaps, whose errors are those of four cells. Supported: its interval lies below 0.
     Contradicted: it lies above 0. Undecided otherwise.
     """
-    sizes = sorted(set(_block_sizes(cells, NO_SFT_LOSS)) & set(_block_sizes(cells, MARS)))
-    without, with_loss = (_from_first_to_last(cells, where, sizes) for where in (NO_SFT_LOSS, MARS))
+    sizes = sorted(set(_block_sizes(rows, NO_SFT_LOSS)) & set(_block_sizes(rows, MARS)))
+    without, with_loss = (_from_first_to_last(rows, where, sizes) for where in (NO_SFT_LOSS, MARS))
     if without is None or with_loss is None or {g.task for g in without.tasks} != {g.task for g in with_loss.tasks}:
         return _not_measured("scores of one-token MARS with and without the SFT loss at two B")
     a, b = without.average, with_loss.average
@@ -151,7 +178,8 @@ def sft_loss_slows_decay(cells: pd.DataFrame) -> Finding:
     return Finding(verdict, f"lost {_signed(a.gap)} without and {_signed(b.gap)} with it: {_interval(both)}")
 
 
-def tau_frontier_is_smooth(cells: pd.DataFrame) -> Finding:
+@claim("The tau frontier is smooth")
+def tau_frontier_is_smooth(rows: Rows) -> Finding:
     """Lowering tau trades score for tokens per forward without reversals: on each task and block size of MARS.
 
     Looked at are curves of three tau values or more, step by step. Contradicted: a step raises the score for certain
@@ -161,10 +189,10 @@ def tau_frontier_is_smooth(cells: pd.DataFrame) -> Finding:
     """
     steps, whole, reversals, gains, fastest, num_curves = [], [], 0, True, 0.0, 0
     where = {**MARS, "confidence": "probability"}
-    for block_size in values_of(cells, "block_size", where):
-        taus = values_of(cells, "tau", {**where, "block_size": block_size})[::-1]
+    for block_size in values_of(rows, "block_size", where):
+        taus = values_of(rows, "tau", {**where, "block_size": block_size})[::-1]
         scores, speeds = (
-            [by_task(cells, {**where, "block_size": block_size, "tau": tau}, metric) for tau in taus]
+            [by_task(rows, {**where, "block_size": block_size, "tau": tau}, metric) for tau in taus]
             for metric in (SCORE, FORWARD)
         )
         for task in sorted({task for one in scores for task in one}):
@@ -192,7 +220,8 @@ def tau_frontier_is_smooth(cells: pd.DataFrame) -> Finding:
     )
 
 
-def metrics_share_one_frontier(cells: pd.DataFrame) -> Finding:
+@claim("The three confidence metrics trace one frontier")
+def metrics_share_one_frontier(rows: Rows) -> Finding:
     """Accepting by probability, margin or entropy (Figure 6) gives one frontier of score over tokens per forward.
 
     The other metrics' points are compared with the probability's curve at the same tokens per forward (straight lines
@@ -202,11 +231,11 @@ def metrics_share_one_frontier(cells: pd.DataFrame) -> Finding:
     Undecided otherwise.
     """
     off = []
-    others = [name for name in values_of(cells, "confidence", MARS) if name != "probability"]
-    for block_size in values_of(cells, "block_size", MARS):
-        curve = _frontier(cells, "probability", block_size)
+    others = [name for name in values_of(rows, "confidence", MARS) if name != "probability"]
+    for block_size in values_of(rows, "block_size", MARS):
+        curve = _frontier(rows, "probability", block_size)
         for confidence in others:
-            for task, points in _frontier(cells, confidence, block_size).items():
+            for task, points in _frontier(rows, confidence, block_size).items():
                 off += [gap for point in points if (gap := _distance(task, point, curve.get(task, [])))]
     if not off:
         return _not_measured("tau sweeps of two confidence metrics that overlap in tokens per forward")
@@ -218,7 +247,8 @@ def metrics_share_one_frontier(cells: pd.DataFrame) -> Finding:
     return Finding(verdict, numbers)
 
 
-def jacobi_is_about_107(cells: pd.DataFrame) -> Finding:
+@claim("Jacobi commits about 1.07 tokens per forward")
+def jacobi_is_about_107(rows: Rows) -> Finding:
     """Jacobi decoding commits about 1.07 tokens per forward.
 
     The average over tasks that a table gives, else the mean of its tasks. Supported: its interval lies within
@@ -226,43 +256,44 @@ def jacobi_is_about_107(cells: pd.DataFrame) -> Finding:
     decoding gives greedy AR's answers, so its scores should be AR's.
     """
     where = {"method": "jacobi", "variant": None}
-    rows = pick(cells, FORWARD, where)
-    averages = rows[rows["task"] == AVERAGE]
-    parts = [row for _, row in averages.iterrows()] or list(by_task(cells, where, FORWARD).values())
+    averages = pick(rows, FORWARD, {**where, "task": AVERAGE})
+    parts = averages or list(by_task(rows, where, FORWARD).values())
     if not parts:
         return _not_measured("tokens per forward of Jacobi decoding")
     value, low, high = (float(np.mean([part[name] for part in parts])) for name in ("value", "low", "high"))
-    found = compare(cells, where, AR)
+    found = compare(rows, where, AR)
     numbers = f"{value:.2f} tokens/forward"
     if found:
         numbers += f"; score against AR: {_tasks(found)}"
     return Finding(_within((value, low, high), JACOBI), numbers)
 
 
-def block_cache_beats_none(cells: pd.DataFrame) -> Finding:
+@claim("The block cache is faster than none")
+def block_cache_beats_none(rows: Rows) -> Finding:
     """MARS (tau = 0.95) with the block cache is faster than without a cache: ``_faster_at_all_batches``."""
-    return _faster_at_all_batches(cells, {**MARS, **MULTI_TOKEN, "cache": "none"}, "MARS without a cache")
+    return _faster_at_all_batches(rows, {**MARS, **MULTI_TOKEN, "cache": "none"}, "MARS without a cache")
 
 
-def block_cache_beats_ar(cells: pd.DataFrame) -> Finding:
+@claim("With the block cache MARS is faster than AR")
+def block_cache_beats_ar(rows: Rows) -> Finding:
     """MARS (tau = 0.95) with the block cache is faster than AR SFT with its cache: ``_faster_at_all_batches``."""
-    return _faster_at_all_batches(cells, {**AR, "cache": "cursor"}, "AR SFT")
+    return _faster_at_all_batches(rows, {**AR, "cache": "cursor"}, "AR SFT")
 
 
-def _faster_at_all_batches(cells: pd.DataFrame, other: Where, name: str) -> Finding:
+def _faster_at_all_batches(rows: Rows, other: Where, name: str) -> Finding:
     """In tokens per second, at every batch size that both have.
 
     Supported: one size of cache block is faster by ``SPEED_MARGIN`` at all of them (intervals apart). Contradicted: at
     one batch size every cache block is slower. Undecided otherwise.
     """
     mine = {**MARS, **MULTI_TOKEN, "cache": "block"}
-    blocks = values_of(cells, "cache_block", mine, RATE)
+    blocks = values_of(rows, "cache_block", mine, RATE)
     ratios: dict[float, dict[float, tuple[float, float, float]]] = {}  # by cache block and batch size
-    batches = set(values_of(cells, "batch_size", mine, RATE)) & set(values_of(cells, "batch_size", other, RATE))
+    batches = set(values_of(rows, "batch_size", mine, RATE)) & set(values_of(rows, "batch_size", other, RATE))
     for block in blocks:
         for batch in sorted(batches):
             sides = {**mine, "cache_block": block, "batch_size": batch}, {**other, "batch_size": batch}
-            for ratio in _ratios(cells, RATE, *sides)[:1]:
+            for ratio in _ratios(rows, RATE, *sides)[:1]:
                 ratios.setdefault(block, {})[batch] = ratio
     complete = {block: by_batch for block, by_batch in ratios.items() if set(by_batch) == batches}
     if not batches or not complete:
@@ -282,7 +313,8 @@ def _faster_at_all_batches(cells: pd.DataFrame, other: Where, name: str) -> Find
     )
 
 
-def speculative_gains_add_up(cells: pd.DataFrame) -> Finding:
+@claim("Speculative gains add up")
+def speculative_gains_add_up(rows: Rows) -> Finding:
     """A MARS target speeds speculative decoding up, and a MARS draft does so on top (Table 6).
 
     In tokens per second, on every task. Supported: both steps are faster by ``SPEED_MARGIN`` (intervals apart).
@@ -290,7 +322,7 @@ def speculative_gains_add_up(cells: pd.DataFrame) -> Finding:
     """
     chain = [{"method": "speculative", "target": target, "draft": draft}
              for target, draft in (("ar_sft", "ar_sft"), ("mars", "ar_sft"), ("mars", "mars"))]  # fmt: skip
-    steps = [_ratios(cells, RATE, after, before) for before, after in pairwise(chain)]
+    steps = [_ratios(rows, RATE, after, before) for before, after in pairwise(chain)]
     if not all(steps):
         return _not_measured("tokens per second of speculative decoding with AR and with MARS")
     ratios = [ratio for step in steps for ratio in step]
@@ -300,39 +332,22 @@ def speculative_gains_add_up(cells: pd.DataFrame) -> Finding:
         verdict = SUPPORTED if all(low > SPEED_MARGIN for _, low, _ in ratios) else UNDECIDED
     first, second = (", ".join(f"{value:.2f}" for value, _, _ in step) for step in steps)
     numbers = f"tokens/s ×{first} by MARS target, ×{second} more by MARS draft"
-    if forwards := _ratios(cells, FORWARD, chain[2], chain[1]):
+    if forwards := _ratios(rows, FORWARD, chain[2], chain[1]):
         numbers += f" (tokens/forward ×{forwards[0][0]:.2f})"
     return Finding(verdict, numbers)
 
 
-def training_costs_twice(cells: pd.DataFrame) -> Finding:
+@claim("Training costs about twice AR SFT's")
+def training_costs_twice(rows: Rows) -> Finding:
     """Training MARS costs about twice what AR SFT costs.
 
     Supported: the ratio's interval lies within ``TWICE``. Contradicted: it lies outside. Undecided otherwise.
     """
-    ratios = _ratios(cells, COST, MARS, AR)
+    ratios = _ratios(rows, COST, MARS, AR)
     if not ratios:
         return _not_measured("training cost of MARS beside AR SFT")
     value, low, high = ratios[0]
     return Finding(_within(ratios[0], TWICE), f"{value:.2f}× [{low:.2f}, {high:.2f}]")
-
-
-# A claim's words on the board, and its check.
-CLAIMS: dict[str, Callable[[pd.DataFrame], Finding]] = {
-    "One-token MARS is not below AR SFT": one_token_not_below_ar,
-    "Compute-matched AR SFT (10 epochs) gains nothing over 5": more_ar_epochs_gain_nothing,
-    "Block Diffusion degrades": block_diffusion_degrades,
-    "Without the SFT loss quality decays with block size": decays_without_sft_loss,
-    "With the SFT loss it does not": stays_with_sft_loss,
-    "Without the SFT loss it decays more than with it": sft_loss_slows_decay,
-    "The tau frontier is smooth": tau_frontier_is_smooth,
-    "The three confidence metrics trace one frontier": metrics_share_one_frontier,
-    "Jacobi commits about 1.07 tokens per forward": jacobi_is_about_107,
-    "The block cache is faster than none": block_cache_beats_none,
-    "With the block cache MARS is faster than AR": block_cache_beats_ar,
-    "Speculative gains add up": speculative_gains_add_up,
-    "Training costs about twice AR SFT's": training_costs_twice,
-}
 
 
 def judge(cells: pd.DataFrame) -> pd.DataFrame:
@@ -371,16 +386,16 @@ def _certain(found: Comparison, sign: int) -> list[Gap]:
     return [gap for gap in found.certain if gap.gap * sign > 0]
 
 
-def _block_sizes(cells: pd.DataFrame, where: Where) -> list[float]:
-    return [float(b) for b in values_of(cells, "block_size", {**where, **ONE_TOKEN})]
+def _block_sizes(rows: Rows, where: Where) -> list[float]:
+    return [float(b) for b in values_of(rows, "block_size", {**where, **ONE_TOKEN})]
 
 
-def _from_first_to_last(cells: pd.DataFrame, where: Where, sizes: Sequence[float]) -> Comparison | None:
+def _from_first_to_last(rows: Rows, where: Where, sizes: Sequence[float]) -> Comparison | None:
     """One-token mode at the largest block size against the smallest."""
     if len(sizes) < 2:
         return None
     last, first = ({**where, **ONE_TOKEN, "block_size": size} for size in (sizes[-1], sizes[0]))
-    return compare(cells, last, first)
+    return compare(rows, last, first)
 
 
 def _gap(task: str, first: Any, second: Any) -> Gap:
@@ -391,12 +406,12 @@ def _gap(task: str, first: Any, second: Any) -> Gap:
 Point = tuple[float, Any]
 
 
-def _frontier(cells: pd.DataFrame, confidence: str, block_size: float) -> dict[str, list[Point]]:
+def _frontier(rows: Rows, confidence: str, block_size: float) -> dict[str, list[Point]]:
     """By task, (tokens per forward, score row) of each tau, in ascending order of the former."""
     where = {**MARS, "confidence": confidence, "block_size": block_size}
     curves: dict[str, list[Point]] = {}
-    for tau in values_of(cells, "tau", where):
-        scores, speeds = (by_task(cells, {**where, "tau": tau}, metric) for metric in (SCORE, FORWARD))
+    for tau in values_of(rows, "tau", where):
+        scores, speeds = (by_task(rows, {**where, "tau": tau}, metric) for metric in (SCORE, FORWARD))
         for task in scores.keys() & speeds.keys():
             curves.setdefault(task, []).append((float(speeds[task]["value"]), scores[task]))
     return {task: sorted(points, key=lambda point: point[0]) for task, points in curves.items()}
@@ -414,9 +429,9 @@ def _distance(task: str, point: Point, curve: Sequence[Point]) -> Gap | None:
     return None
 
 
-def _ratios(cells: pd.DataFrame, metric: str, first: Where, second: Where) -> list[tuple[float, float, float]]:
+def _ratios(rows: Rows, metric: str, first: Where, second: Where) -> list[tuple[float, float, float]]:
     """First over second with the span that their intervals allow, for each task that both have."""
-    a, b = by_task(cells, first, metric), by_task(cells, second, metric)
+    a, b = by_task(rows, first, metric), by_task(rows, second, metric)
     return [
         (x["value"] / y["value"], x["low"] / y["high"], x["high"] / y["low"])
         for x, y in ((a[task], b[task]) for task in a if task in b)

@@ -2,7 +2,7 @@
 
 A tidy frame has a row for each number: the columns of ``published.IDENTITY`` (those that it lacks count as empty), then
 ``value``, ``low``, ``high`` and where known ``se``, all in the value's unit, and ``n``. Published and measured cells
-both fit it.
+both fit it. ``rows_of`` makes plain rows of it, which the other functions take.
 
 Both sides of a gap answered the same questions, so that a paired test of the documents would be sharper wherever the
 two tend to be right on the same ones, which they do. The paper does not publish documents. Hence a gap that exceeds the
@@ -25,6 +25,7 @@ from harness.results.tables import AVERAGE
 
 Z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
 Where = Mapping[str, Any]
+Rows = list[dict[str, Any]]
 
 AR: Where = {"method": "ar_sft", "variant": None}
 MARS: Where = {"method": "mars", "variant": None}
@@ -53,44 +54,50 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def pick(cells: pd.DataFrame, metric: str, where: Where) -> pd.DataFrame:
-    """The rows of a metric whose columns have these values; None is an empty one. Adds ``se`` where it is missing.
+def rows_of(cells: pd.DataFrame) -> Rows:
+    """The frame's rows as plain ones: None is what is empty, and a number that is missing is NaN.
 
     Without an ``se`` of its own a row has that of its interval: its width over twice 1.96.
     """
-    keep = (cells["metric"] == metric) & cells["value"].notna()
-    for name, value in where.items():
-        if value is None:
-            keep &= cells[name].isna() if name in cells else True
-        else:
-            keep &= (cells[name] == value).fillna(False).astype(bool) if name in cells else False
-    rows = cells[keep].astype({name: "float64" for name in ("value", "low", "high", "n", "se") if name in cells})
-    se = (rows["high"] - rows["low"]) / (2 * Z)
-    return rows.assign(se=rows["se"].fillna(se) if "se" in rows else se)
+    rows: Rows = []
+    for record in cells.to_dict("records"):
+        row = {str(name): None if value is pd.NA or value != value else value for name, value in record.items()}
+        if row.get("value") is None:
+            continue
+        for name in ("value", "low", "high", "n", "se"):
+            number = row.get(name)
+            row[name] = math.nan if number is None else float(number)
+        if math.isnan(row["se"]):
+            row["se"] = (row["high"] - row["low"]) / (2 * Z)
+        rows.append(row)
+    return rows
 
 
-def by_task(cells: pd.DataFrame, where: Where, metric: str = SCORE) -> dict[str, pd.Series]:
-    """The cell's row of each task, averages left out.
+def pick(rows: Rows, metric: str, where: Where) -> Rows:
+    """The rows of a metric that have these values; None asks for an empty one."""
+    return [row for row in rows if row["metric"] == metric and all(row.get(k) == v for k, v in where.items())]
+
+
+def by_task(rows: Rows, where: Where, metric: str = SCORE) -> dict[str, dict[str, Any]]:
+    """The cell's row of each task ("": none is named), averages left out.
 
     Raises:
         ValueError: several cells of different values are meant: ``where`` does not tell them apart.
     """
-    found: dict[str, pd.Series] = {}
-    for _, row in pick(cells, metric, where).iterrows():
-        task = "" if pd.isna(row.get("task")) else str(row["task"])
+    found: dict[str, dict[str, Any]] = {}
+    for row in pick(rows, metric, where):
+        task = row.get("task") or ""
         if task == AVERAGE:
             continue
         if task in found and found[task]["value"] != row["value"]:
-            raise ValueError(
-                f"several cells with different values of {metric} on {task or 'no task'} for {dict(where)}"
-            )
+            raise ValueError(f"several values of {metric} fit {dict(where)} (task: {task or 'none'})")
         found.setdefault(task, row)
     return found
 
 
-def values_of(cells: pd.DataFrame, column: str, where: Where, metric: str = SCORE) -> list[Any]:
+def values_of(rows: Rows, column: str, where: Where, metric: str = SCORE) -> list[Any]:
     """The different values of a column among the rows of a metric, in ascending order."""
-    return sorted(pick(cells, metric, where)[column].dropna().unique()) if column in cells else []
+    return sorted({row.get(column) for row in pick(rows, metric, where)} - {None})
 
 
 @dataclass(frozen=True)
@@ -155,13 +162,13 @@ class Comparison:
         return tuple(gap for gap in self.tasks if gap.exceeds_holm)
 
 
-def compare(cells: pd.DataFrame, first: Where, second: Where) -> Comparison | None:
+def compare(rows: Rows, first: Where, second: Where) -> Comparison | None:
     """Gaps in score between two cells; None where they share no task.
 
     Raises:
         ValueError: ``by_task``'s.
     """
-    a, b = by_task(cells, first), by_task(cells, second)
+    a, b = by_task(rows, first), by_task(rows, second)
     gaps = []
     for task in (task for task in a if task in b):
         n, se = min(a[task]["n"], b[task]["n"]), math.hypot(a[task]["se"], b[task]["se"])
@@ -192,25 +199,25 @@ def all_gaps(cells: pd.DataFrame) -> pd.DataFrame:
         smaller of the two sides'. ``p_holm`` corrects, per comparison and scale, over all tasks and block sizes, and
         over the averages apart from them.
     """
-    rows = []
-    for scale in values_of(cells, "scale", {}):
-        here = cells[cells["scale"] == scale]
+    rows, table = rows_of(cells), []
+    for scale in values_of(rows, "scale", {}):
+        here = [row for row in rows if row["scale"] == scale]
         for name, first, second in COMPARISONS:
             found = list(_each_block_size(here, first, second))
             tasks = [(block_size, gap) for block_size, one in found for gap in one.tasks]
             for family in (tasks, [(block_size, one.average) for block_size, one in found]):
                 for (block_size, _), gap in zip(family, corrected([gap for _, gap in family]), strict=True):
                     measured = {column: getattr(gap, column) for column in COLUMNS[3:]}
-                    rows.append({"comparison": name, "scale": scale, "block_size": block_size, **measured})
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+                    table.append({"comparison": name, "scale": scale, "block_size": block_size, **measured})
+    return pd.DataFrame(table, columns=list(COLUMNS))
 
 
-def _each_block_size(cells: pd.DataFrame, first: Where, second: Where) -> Iterator[tuple[float, Comparison]]:
+def _each_block_size(rows: Rows, first: Where, second: Where) -> Iterator[tuple[float, Comparison]]:
     """The comparison at each block size that the first side has; NaN where it has none."""
     has_block_size = first.get("block_size") == EACH_BLOCK_SIZE
     others = {name: value for name, value in first.items() if name != "block_size"}
-    for b in values_of(cells, "block_size", others) if has_block_size else [math.nan]:
+    for b in values_of(rows, "block_size", others) if has_block_size else [math.nan]:
         sides = [{name: b if value == EACH_BLOCK_SIZE else value for name, value in side.items()}
                  for side in (first, second)]  # fmt: skip
-        if found := compare(cells, *sides):
+        if found := compare(rows, *sides):
             yield b, found

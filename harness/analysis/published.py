@@ -297,7 +297,7 @@ def _timed(rows: Sequence[Row]) -> Iterator[tuple[Row, Row, Row]]:
         speedups = [row for row in group if row["metric"] == SPEEDUP]
         [reference] = [row for row in speedups if "mars" not in (row["method"], row["target"])]
         for row in speedups:
-            yield row, *(seconds[_key(one | {"metric": SECONDS})] for one in (row, reference))
+            yield row, seconds[_key(row | {"metric": SECONDS})], seconds[_key(reference | {"metric": SECONDS})]
 
 
 def _two_tables(rows: Sequence[Row]) -> Iterator[Deviation]:
