@@ -132,7 +132,10 @@ CASES: dict[Callable[..., claims.Finding], dict[str, dict[str, pd.DataFrame]]] =
             "level": frame(scores(AR, 50), scores(DIFFUSION, 50)),
         },
         UNDECIDED: {"wide": frame(scores(AR, 50, se=2), scores(DIFFUSION, 48, se=2))},
-        NOT_MEASURED: {"no AR": frame(scores(DIFFUSION, 50))},
+        NOT_MEASURED: {
+            "no AR": frame(scores(DIFFUSION, 50)),
+            "several tokens per forward": frame(scores(AR, 50), scores(DIFFUSION | {"tau": 0.9}, 40)),
+        },
     },
     claims.decays_without_sft_loss: {
         SUPPORTED: {"down": frame(scores(ONE | NO_LOSS, 50, 60), scores(B16 | NO_LOSS, 40, 59))},
@@ -228,7 +231,12 @@ CASES: dict[Callable[..., claims.Finding], dict[str, dict[str, pd.DataFrame]]] =
     claims.block_cache_beats_ar: {
         SUPPORTED: {"faster": block_cache(AR_CACHE, (16, 4, 150))},
         CONTRADICTED: {"slower": block_cache(AR_CACHE, (16, 4, 90))},
-        UNDECIDED: {"3 %": block_cache(AR_CACHE, (16, 4, 103))},
+        UNDECIDED: {
+            "3 %": block_cache(AR_CACHE, (16, 4, 103)),
+            "on one of two tasks": pd.concat([
+                block_cache(AR_CACHE, (16, 4, 150)), block_cache(AR_CACHE, (16, 4, 101)).assign(task="b")
+            ], ignore_index=True),
+        },
         NOT_MEASURED: {"beside no cache": block_cache(NO_CACHE, (16, 4, 150))},
     },
     claims.speculative_gains_add_up: {

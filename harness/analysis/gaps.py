@@ -45,7 +45,8 @@ COMPARISONS: tuple[tuple[str, Where, Where], ...] = (
     ("MARS τ=0.95 − one-token MARS", {**MARS, **MULTI_TOKEN, "block_size": EACH_BLOCK_SIZE},
      {**MARS, **ONE_TOKEN, "block_size": EACH_BLOCK_SIZE}),
     ("AR SFT 10 − 5 epochs", {**AR, "variant": "10_epochs"}, AR),
-    ("Block Diffusion − AR SFT", {"method": "block_diffusion", "variant": None, "block_size": EACH_BLOCK_SIZE}, AR),
+    ("Block Diffusion − AR SFT",
+     {"method": "block_diffusion", "variant": None, "tau": 1.0, "block_size": EACH_BLOCK_SIZE}, AR),
     ("Jacobi − AR SFT", {"method": "jacobi", "variant": None}, AR),
 )  # fmt: skip
 COLUMNS = (
@@ -61,7 +62,9 @@ def rows_of(cells: pd.DataFrame) -> Rows:
     """
     rows: Rows = []
     for record in cells.to_dict("records"):
-        row = {str(name): None if value is pd.NA or value != value else value for name, value in record.items()}
+        row: dict[str, Any] = {
+            str(name): None if value is pd.NA or value != value else value for name, value in record.items()
+        }
         if row.get("value") is None:
             continue
         for name in ("value", "low", "high", "n", "se"):

@@ -188,8 +188,10 @@ def _agresti_min(wins: int, losses: int, n: int) -> tuple[float, float]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the order given: of a family of tests, those below 0.05 are wrong with a chance of
-    at most 5 % that any of them is, however the tests depend on each other (Holm 1979).
+    """Holm's adjusted p-values of a family of tests, in the order given (Holm 1979).
+
+    Where all those below 0.05 are taken for findings, the chance that any of them is false is at most 5 %, however the
+    tests depend on each other.
     """
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted, highest = [0.0] * len(p_values), 0.0
