@@ -257,13 +257,10 @@ def make_frame(frame: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 def mismatches(frame: str, data: pd.DataFrame) -> list[str]:
     """What in a frame is not as the schema says: a column that it does not describe, or of another type."""
-    found = []
-    for name in data.columns:
-        described = [column for column in COLUMNS[frame] if column.is_named(name)]
-        if len(described) != 1:
-            found.append(f"{name}: described {len(described)} times")
-        elif str(data[name].dtype) != str(described[0].dtype(frame)):
-            found.append(f"{name}: {data[name].dtype}, not {described[0].dtype(frame)}")
+    wanted = {name: column.dtype(frame) for name, column in columns(frame, list(data.columns)).items()}
+    found = [f"{name}: not described" for name in data.columns if name not in wanted]
+    types = {name: str(dtype) for name, dtype in data.dtypes.items()}
+    found += [f"{k}: {types[k]}, not {v}" for k, v in wanted.items() if k in types and types[k] != str(v)]
     return found
 
 
