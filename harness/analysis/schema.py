@@ -265,11 +265,11 @@ def mismatches(frame: str, data: pd.DataFrame) -> list[str]:
 
 
 def describe(frame: str, names: Sequence[str], width: int = 110) -> str:
-    """A line for each column: name, type, unit, meaning."""
+    """Name, type, unit and meaning of each column."""
     lines = [frame]
-    for name in names:
-        [column] = [one for one in COLUMNS[frame] if one.is_named(name)]
-        head = f"  {name:<30} {column.dtype(frame)!s:<22} {column.unit:<18} "
-        hanging = " " * 4
-        lines += textwrap.wrap(head + column.meaning, width, subsequent_indent=hanging, drop_whitespace=True)
+    for name, column in columns(frame, names).items():
+        if name in names:
+            told = (str(column.dtype(frame)).removesuffix("[pyarrow]"), column.unit, column.meaning)
+            text = f"  {name:<30} " + " · ".join(part for part in told if part)
+            lines += textwrap.wrap(text, width, subsequent_indent=" " * 33, drop_whitespace=True)
     return "\n".join(lines)
