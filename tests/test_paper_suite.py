@@ -401,6 +401,61 @@ def test_malformed_tables_name_file_and_line(tmp_path, name, content, part):
         documents.read_rows(tmp_path / name, ["a", "b"])
 
 
+# Rows that would be asked as something else, or fail when the answers are there
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "part"),
+    [
+        ("gsm8k", {"question": None}, "row 2.*question is a text"),  # lm-eval asks "None"
+        ("gsm8k", {"answer": 7}, "row 2.*answer is a text"),
+        ("gsm8k", {"answer": {"text": "#### 7"}}, "row 2.*answer is a text"),
+        ("mmlu_pro", {"options": "abcd"}, "row 2.*options is a list of texts"),
+        ("mmlu_pro", {"options": ["a", None]}, "options is a list of texts"),
+        ("mmlu_pro", {"options": []}, "options is a list of texts"),
+        ("mmlu_pro", {"answer": None}, "answer is a text"),
+        ("mmlu_pro", {"category": "Law"}, "'Law'.*category"),  # of no subtask: it would be left out
+        ("mmlu_pro", {"category": None}, "'None'.*category"),
+        ("gpqa", {"Question": None}, "row 2.*Question is a text"),
+        ("gpqa", {"Incorrect Answer 1": 4.5}, "Incorrect Answer 1 is a text"),
+        ("ifeval", {"instruction_id_list": []}, "instruction_id_list"),  # with no rule any answer is right
+        ("ifeval", {"instruction_id_list": ["no:such"]}, r"document 1.*cannot \(KeyError: 'no:such'"),
+        ("ifeval", {"kwargs": None}, "document 1.*cannot"),
+        ("ifeval", {"kwargs": []}, "document 1.*IndexError"),
+        ("ifeval", {"kwargs": [{"unknown": 1}]}, "document 1.*unknown"),
+    ],
+)
+def test_a_row_that_cannot_be_asked_or_scored_is_refused_first(data_dir, name, change, part):
+    if name == "ifeval" and not HAS_SHARED:
+        pytest.skip("needs nltk's punkt_tab")
+    files = {"gpqa": "gpqa/gpqa_main.csv", "ifeval": "ifeval/input_data.jsonl", "mmlu_pro": "mmlu_pro/test.jsonl"}
+    path = data_dir / files.get(name, "gsm8k/test.jsonl")
+    first = documents.read_rows(path)[0]
+    path.unlink()
+    lines = [json.dumps(row) + "\n" for row in (first, first | change)]
+    path.with_suffix(".jsonl").write_text("".join(lines))
+    subtasks = ["suite.protocol.mmlu_pro.subtasks=[biology]"] if name == "mmlu_pro" else []
+    with pytest.raises(UserError, match=f"(?s){part}") as caught:
+        built(suite(name, f"suite.data_dir={data_dir}", *subtasks))
+    assert "SECRET" not in str(caught.value)
+
+
+def test_an_answer_of_gpqa_that_is_nothing_is_stocks_blank(data_dir):
+    rows = documents.read_rows(data_dir / "gpqa/gpqa_main.csv")
+    (data_dir / "gpqa/gpqa_main.csv").unlink()
+    text = "".join(json.dumps(row | {"Incorrect Answer 1": None}) + "\n" for row in rows)
+    (data_dir / "gpqa/gpqa_main.jsonl").write_text(text)
+    docs = built(suite("gpqa", f"suite.data_dir={data_dir}"))[GPQA].task.eval_docs
+    assert all(" " in doc["choices"] for doc in docs)
+
+
+def test_json_that_no_reader_takes_is_no_traceback(tmp_path):
+    for content in ("[" * 100_000, '{"question": ' + "9" * 5000 + "}"):
+        (tmp_path / "test.jsonl").write_text('{"question": "q"}\n' + content)
+        with pytest.raises(UserError, match=r"test\.jsonl, line 2"):
+            documents.read_rows(tmp_path / "test.jsonl")
+
+
 # Mistakes in the protocol's settings
 
 

@@ -221,3 +221,7 @@ def _parse(text: str, path: str, first_line: int) -> Any:
         where = f"{path}, line {first_line + error.lineno - 1}"
         allowed = f"valid JSON ({error.msg} at column {error.colno})"
         raise UserError("suite.data_dir", where, allowed, "correct or remove that line") from None
+    except (RecursionError, ValueError) as error:  # too deep, or a number of too many digits
+        raise UserError(
+            "suite.data_dir", f"{path}, line {first_line}", f"JSON that can be read ({type(error).__name__})", FIX
+        ) from None

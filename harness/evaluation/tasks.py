@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,8 @@ def build(suite: SuiteConfig, *, is_scored: bool = True) -> dict[str, SuiteTask]
             built[one.name] = dataclasses.replace(one, environment=environment)
             determinism.fix(one.task.config)
             one.task.set_fewshot_seed(FEWSHOT_SEED)
+            if suite.data_dir is not None and spec.data_files:
+                _check_answerable(one, suite, is_scored)
             if one.task.OUTPUT_TYPE == "generate_until":
                 # The one name that wins over a task's own limit; max_new_tokens and its like do not.
                 options = dict(one.task.config.generation_kwargs or {}) | {"max_gen_toks": suite.max_gen_toks}
@@ -104,6 +107,9 @@ def _build_one(group: str, spec: TaskSpec, suite: SuiteConfig, leaf: str) -> Sui
         )
     _check_fewshot(config, group, spec)
     rows = documents.load(spec, suite, leaf)
+    if suite.data_dir is not None and spec.data_files and rows is not None:
+        _check_rows(rows, leaf, spec)
+        _check_categories(group, spec, suite)
     if rows is not None:
         split, loaded = evaluation_split(config), _dataset(rows, group, spec)
         config["custom_dataset"] = lambda **_: {split: loaded}
@@ -120,6 +126,58 @@ def _build_one(group: str, spec: TaskSpec, suite: SuiteConfig, leaf: str) -> Sui
     _check_headline(group, spec, task)
     data_hash = documents.data_hash(spec, suite, leaf) if rows is None else documents.hash_rows(rows)
     return SuiteTask(group, spec, task, data_hash)
+
+
+# Fields of a row that are not one text. Stock GPQA takes an answer that is nothing for a blank one.
+TEXTS = ("options", "instruction_id_list")
+ANSWERS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+NO_TEXT = ("key", "kwargs")
+
+
+def _check_rows(rows: documents.Rows, leaf: str, spec: TaskSpec) -> None:
+    """Refuse rows that lm-eval would ask as the text "None" or "7", or fail on in the middle. No value is told."""
+    for i, row in enumerate(rows, 1):
+        for name in (name for name in spec.fields if name not in NO_TEXT):
+            value = row[name]
+            if name in TEXTS:
+                fits = isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+            else:
+                fits = isinstance(value, str) or (value is None and name in ANSWERS)
+            if not fits:
+                wanted = "a list of texts" if name in TEXTS else "a text"
+                allowed = f"{name} is {wanted}, and here it is not ({type(value).__name__})"
+                raise UserError("suite.data_dir", f"{leaf}, row {i}", allowed, documents.FIX)
+
+
+def _check_categories(group: str, spec: TaskSpec, suite: SuiteConfig) -> None:
+    """Refuse rows that belong to no subtask of the stock task: they would be left out without a word."""
+    if spec.subtask_field is None:
+        return
+    every = documents.load(dataclasses.replace(spec, subtask_field=None), suite, group) or []
+    for category in dict.fromkeys(str(row[spec.subtask_field]) for row in every):
+        if not _stock_path(spec, category.replace(" ", "_")).is_file():
+            allowed = f"a subject that the task has as {spec.subtask_field} of each row"
+            raise UserError("suite.data_dir", category, allowed, documents.FIX)
+
+
+def _check_answerable(one: SuiteTask, suite: SuiteConfig, is_scored: bool) -> None:
+    """Ask and score each document once, before anything is generated: no malformed row is to show after hours.
+
+    Raises:
+        UserError: the task's own functions fail on a document. Of a gated one nothing but its number is told.
+    """
+    for i, doc in enumerate(itertools.islice(one.task.eval_docs, suite.limit)):
+        try:
+            one.task.doc_to_text(doc)
+            one.task.doc_to_target(doc)
+            if is_scored and one.spec.live_score:
+                one.score(Instance("generate_until", doc, ("", {}), 0, (one.name, i, 1)), "")
+        except Exception as error:
+            reason = type(error).__name__ + ("" if one.spec.gated else f": {error}")
+            allowed = f"documents that the task can ask and score; this one it cannot ({reason})"
+            raise UserError("suite.data_dir", f"{one.name}, document {i}", allowed, documents.FIX) from (
+                None if one.spec.gated else error
+            )
 
 
 def _check_fewshot(config: dict[str, Any], group: str, spec: TaskSpec) -> None:
@@ -196,11 +254,15 @@ def stock_config(spec: TaskSpec, leaf: str) -> dict[str, Any]:
     Raises:
         UserError: no such file.
     """
-    path = Path(lm_eval.tasks.__file__).parent / spec.source.removeprefix(documents.STOCK).format(subtask=leaf)
+    path = _stock_path(spec, leaf)
     if not path.is_file():
         raise UserError("source", spec.source, f"a YAML file below {Path(lm_eval.tasks.__file__).parent}")
     config = copy.deepcopy(load_yaml(path, resolve_func=True))
     return {key: value for key, value in config.items() if key not in ("tag", "group", "task_list")}
+
+
+def _stock_path(spec: TaskSpec, leaf: str) -> Path:
+    return Path(lm_eval.tasks.__file__).parent / spec.source.removeprefix(documents.STOCK).format(subtask=leaf)
 
 
 def _check_headline(group: str, spec: TaskSpec, task: ConfigurableTask) -> None:
