@@ -615,6 +615,19 @@ def test_what_cannot_run_by_name_is_refused(own_tasks):
         suite("quick", "suite.tasks=[x]", "suite.include_path=/nowhere").selected()
 
 
+def test_each_suite_reads_nltk_from_its_own_folder(tmp_path, monkeypatch):
+    """In one sweep over two folders, and back."""
+    import nltk
+
+    monkeypatch.setattr(nltk.data, "path", [])
+    for name in ("a", "b"):
+        folder = tmp_path / name / "nltk_data/tokenizers/punkt_tab/english"
+        folder.mkdir(parents=True)
+        (folder / "words.tab").write_text(name)
+    first, second, again = (resources.nltk_resource("tokenizers/punkt_tab", str(tmp_path / x)) for x in "aba")
+    assert first == again != second
+
+
 @needs_punkt
 def test_an_altered_nltk_file_is_told(data_dir, monkeypatch):
     """Of a mirror: its manifest lists nltk's files too."""

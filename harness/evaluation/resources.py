@@ -26,8 +26,7 @@ def nltk_resource(name: str, data_dir: str | None) -> str:
 
     if data_dir is not None:
         folder = str((Path(data_dir).expanduser() / "nltk_data").absolute())
-        if folder not in nltk.data.path:
-            nltk.data.path.insert(0, folder)
+        nltk.data.path[:] = [folder, *(path for path in nltk.data.path if path != folder)]  # before another suite's
     found = _find(name)
     if found is None and os.environ.get("HF_HUB_OFFLINE", "0") in ("", "0"):
         nltk.download(Path(name).name, quiet=True)
