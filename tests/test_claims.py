@@ -100,6 +100,7 @@ CASES: dict[Callable[..., claims.Finding], dict[str, dict[str, pd.DataFrame]]] =
         CONTRADICTED: {
             "down on average": frame(scores(AR, 50, 60), scores(ONE, 48, 59.9)),
             "level on average, one task down": frame(scores(AR, 50, 60), scores(ONE, 45, 65)),
+            "down together, no task for certain": frame(scores(AR, *[50] * 6, se=0.4), scores(ONE, *[49] * 6, se=0.4)),
         },
         UNDECIDED: {
             "wide": frame(scores(AR, 50, 60, se=2), scores(ONE, 51, 61, se=2)),
@@ -158,7 +159,12 @@ CASES: dict[Callable[..., claims.Finding], dict[str, dict[str, pd.DataFrame]]] =
     claims.sft_loss_slows_decay: {
         SUPPORTED: {"9 points more": four_corners(50, 49, 50, 40)},
         CONTRADICTED: {"less": four_corners(50, 40, 50, 49)},
-        UNDECIDED: {"wide": four_corners(50, 49, 50, 45, se=2)},
+        UNDECIDED: {
+            "wide": four_corners(50, 49, 50, 45, se=2),
+            "wide with the loss only": frame(
+                scores(ONE, 50, se=5), scores(B16, 49, se=5), scores(ONE | NO_LOSS, 50), scores(B16 | NO_LOSS, 40)
+            ),
+        },
         NOT_MEASURED: {
             "without only": frame(scores(ONE | NO_LOSS, 50), scores(B16 | NO_LOSS, 40)),
             "other tasks": frame(
@@ -237,7 +243,10 @@ CASES: dict[Callable[..., claims.Finding], dict[str, dict[str, pd.DataFrame]]] =
                 block_cache(AR_CACHE, (16, 4, 150)), block_cache(AR_CACHE, (16, 4, 101)).assign(task="b")
             ], ignore_index=True),
         },
-        NOT_MEASURED: {"beside no cache": block_cache(NO_CACHE, (16, 4, 150))},
+        NOT_MEASURED: {
+            "beside no cache": block_cache(NO_CACHE, (16, 4, 150)),
+            "entropy": block_cache(AR_CACHE, (16, 4, 150)).replace({"confidence": {"probability": "entropy"}}),
+        },
     },
     claims.speculative_gains_add_up: {
         SUPPORTED: {"both": speculation(40, 50, 60)},
