@@ -173,7 +173,7 @@ def _below(root: Path, problems: list[tuple[str, str]]) -> Iterator[Path]:
 def _once(cells: Sequence[LoadedCell], problems: list[tuple[str, str]]) -> list[LoadedCell]:
     """Of several cells with one key the newest; of equal ones that of the first path."""
     kept: dict[str, LoadedCell] = {}
-    for cell in sorted(cells, key=lambda c: c.path):
+    for cell in cells:  # by path
         other = kept.setdefault(cell.key, cell)
         if other is cell:
             continue
