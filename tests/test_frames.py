@@ -463,6 +463,7 @@ def test_ratios_of_sums_do_not_depend_on_how_documents_are_divided(seed: int, do
     parts = [summed(documents[shards == shard], by) for shard in range(5)]
     added = pd.concat(parts).groupby(by, observed=True, dropna=False).sum().reset_index()
     expected, found = with_ratios(summed(documents, by)), with_ratios(added)
+    assert expected["documents"].sum() == len(documents), "cells without a tau too"
     whole_numbers = [name for name in expected.columns if expected[name].dtype == "Int64"]
     assert {"new_tokens", "target_forwards", "positions", "timed_forwards", "cut"} <= {*whole_numbers}
     assert_frame_equal(found[whole_numbers], expected[whole_numbers], check_exact=True)
