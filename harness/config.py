@@ -20,7 +20,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.errors import UserError
-from harness.evaluation.suites import SANDBOX_POLICIES, SuiteConfig
+from harness.evaluation.suites import SuiteConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
@@ -32,7 +32,6 @@ CHOICES = {
     "alignment": ("paper", "released"),
     "cache": ("cursor", "block", "none"),
     "accept_limit": ("block_size", "cache_block"),
-    "sandbox": SANDBOX_POLICIES,
     "dtype": DTYPES,
 }
 NAMING = ("_target_", "name")  # of a method's YAML; the other keys are the method's own options

@@ -24,7 +24,7 @@ from rich.text import Text
 from harness.errors import UserError
 from harness.mirror import inventory, mirror
 
-COLORS = {mirror.FAILED: "red", mirror.WRITTEN: "green"}
+COLORS = {mirror.FAILED: "red", mirror.INCOMPLETE: "red", mirror.WRITTEN: "green"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         print(f"error: {error.filename or args.folder}: {error.strerror or type(error).__name__}", file=sys.stderr)
         return 2
-    failed = {outcome.part for outcome in outcomes if outcome.state == mirror.FAILED}
+    failed = {outcome.part for outcome in outcomes if outcome.state in mirror.BAD}
     if any(outcome.state in (mirror.WRITTEN, mirror.KEPT) for outcome in outcomes):
         how = how_to_use(args.folder.absolute(), [name for name in benchmarks if name not in failed], outcomes)
         console.print(Text(f"\nWithout network:\n{how}"), soft_wrap=True)
@@ -111,7 +111,7 @@ def how_to_use(folder: Path, benchmarks: Sequence[str], outcomes: Sequence[mirro
 def show(console: Console, outcome: mirror.Outcome, told: Container[str] = ()) -> None:
     """One line for a part that is done; where it failed, why, and the fix unless it was ``told`` already."""
     line = Text(f"{outcome.part:<34} ").append(f"{outcome.state:<8}", COLORS.get(outcome.state, ""))
-    if outcome.state == mirror.FAILED:
+    if outcome.state in mirror.BAD:
         console.print(line.append(f" {outcome.note}"), soft_wrap=True)
         if outcome.fix and outcome.fix not in told:
             console.print(Text(f"  fix: {outcome.fix}"), soft_wrap=True)
@@ -124,7 +124,7 @@ def report(console: Console, items: Sequence[inventory.Item]) -> int:
     """The table of a check, and what to do about each part that is not right; returns the exit status."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
     for heading, justify in (("part", "left"), ("state", "left"), ("rows", "right"), ("of", "right"), ("file", "left")):
-        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        table.add_column(heading, justify=justify, no_wrap=heading in ("part", "state"))  # type: ignore[arg-type]
     for item in items:
         color = "red" if item.state not in inventory.FINE else "yellow" if item.state == inventory.UNLISTED else "green"
         numbers = ["" if count is None else f"{count:,}" for count in (item.rows, item.expected)]

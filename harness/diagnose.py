@@ -34,6 +34,7 @@ from harness.engine.loop import Engine
 from harness.engine.rows import Completion, Request, Row
 from harness.engine.window import Output
 from harness.errors import UserError
+from harness.evaluation import suites
 from methods.ar_sft import ArSft
 
 if TYPE_CHECKING:
@@ -227,7 +228,8 @@ def report(cell: grid.Cell, loaded: LoadedModel, num_documents: int, differences
     """A line per difference, what the columns are, and the summary; fits 80 columns."""
     dtype, wide = (str(d).removeprefix("torch.") for d in (loaded.model.dtype, _wider_dtype(loaded.model.dtype)))
     unexplained = bugs(differences)
-    title = f"{cell.title} against AR · {loaded.name} · {cell.cfg.suite.name} · {dtype} · batch {cell.cfg.batch_size}"
+    suite = suites.title(cell.cfg.suite.name, cell.cfg.suite.tasks)
+    title = f"{cell.title} against AR · {loaded.name} · {suite} · {dtype} · batch {cell.cfg.batch_size}"
     parts: list[Any] = [Text(title, "bold"), Text()]
     if differences:
         noise = max(d.noise for d in differences)

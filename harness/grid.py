@@ -60,7 +60,8 @@ class Cell:
     @property
     def label(self) -> str:
         """The same with model and suite, for a message."""
-        return f"{self.title} on {self.identity['model']['model']}, {self.cfg.suite.name}"
+        asked = suites.title(self.cfg.suite.name, self.cfg.suite.tasks)
+        return f"{self.title} on {self.identity['model']['model']}, {asked}"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.errors import UserError
-from harness.evaluation import documents
+from harness.evaluation import documents, suites
 from harness.grid import Cell, Plan, checkpoint_request, settings_text, suite_config
 from harness.models import checkpoints, registry
 from harness.results.provenance import machine
@@ -155,6 +155,7 @@ def _describe(cell: Cell) -> dict[str, str]:
     axes |= {"options": " ".join(f"{name}={value}" for name, value in settings.items()) or NONE}
     request = checkpoint_request(cell.cfg, cell.method)
     chosen = {name: str(request[name] or NONE) for name in ("variant", "alignment", "checkpoint")}
-    rest = {"suite": str(cell.cfg.suite.name), "cache": str(cell.cfg.cache), "seed": str(cell.cfg.seed)}
+    suite = suites.title(cell.cfg.suite.name, cell.cfg.suite.tasks)
+    rest = {"suite": suite, "cache": str(cell.cfg.cache), "seed": str(cell.cfg.seed)}
     dtype = {"dtype": cell.identity["model"]["dtype"]}
     return {"method": cell.method.name, **axes, "model": cell.identity["model"]["model"], **chosen, **rest, **dtype}

@@ -332,3 +332,28 @@ def test_the_command_in_a_process_of_its_own(tmp_path):
     )  # fmt: skip
     assert found.returncode == 0, found.stderr[-2000:]
     check(tmp_path, found.stdout, with_texts=False)
+
+
+@pytest.mark.parametrize(
+    ("failure", "part"),
+    [
+        (ValueError("Tasks not found: ['nonesuch']"), "Tasks not found.*lm-eval ls tasks"),
+        (ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub\nlong"), "Couldn't reach.*suite.data_dir=DIR"),
+    ],
+)
+def test_what_lm_eval_cannot_find_is_one_message(failure, part):
+    class Cli:
+        def execute(self, args):
+            raise failure
+
+    with pytest.raises(UserError, match=f"(?s)--tasks=.*{part}"):
+        command._execute(Cli(), SimpleNamespace(tasks=["nonesuch"]))
+
+
+def test_other_failures_of_lm_eval_keep_their_traceback():
+    class Cli:
+        def execute(self, args):
+            raise ValueError("something else")
+
+    with pytest.raises(ValueError, match="something else"):
+        command._execute(Cli(), SimpleNamespace(tasks=["x"]))

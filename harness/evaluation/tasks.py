@@ -122,7 +122,7 @@ def _build_one(group: str, spec: TaskSpec, suite: SuiteConfig, leaf: str) -> Sui
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         if rows is not None:
             raise
-        raise _hub_error(config["dataset_path"], spec, error) from error
+        raise _hub_error(group, str(config["dataset_path"]), spec, suite, error) from error
     _check_headline(group, spec, task)
     data_hash = documents.data_hash(spec, suite, leaf) if rows is None else documents.hash_rows(rows)
     return SuiteTask(group, spec, task, data_hash)
@@ -209,7 +209,7 @@ def _build_by_name(name: str, spec: TaskSpec, suite: SuiteConfig) -> list[SuiteT
     try:
         found = index.load(name, suite.include_path)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise _hub_error(f"a dataset of {name}", spec, error) from error
+        raise _hub_error(name, f"a dataset of {name}", spec, suite, error) from error
     built = []
     for task in found.values():
         means = [metric for metric, aggregation in task._aggregation_list.items() if aggregation is mean]
@@ -273,14 +273,14 @@ def _check_headline(group: str, spec: TaskSpec, task: ConfigurableTask) -> None:
             raise UserError(f"suite.protocol.{group}.{part}", value, f"the task has {', '.join(known)}")
 
 
-def _hub_error(dataset: str, spec: TaskSpec, error: Exception) -> UserError:
+def _hub_error(task: str, dataset: str, spec: TaskSpec, suite: SuiteConfig, error: Exception) -> UserError:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     file = Path(spec.data_files[0]).name if spec.data_files else "upstream's files"
     ask = f"ask for access on the hub's page of {dataset} and run hf auth login, " if spec.gated else ""
     local = f"or give suite.data_dir=DIR, a folder with {file}" if spec.source != BY_NAME else "or fill the hub's cache"
     return UserError(
         "suite.tasks" if spec.source == BY_NAME else "suite.data_dir",
-        None,
+        task if spec.source == BY_NAME else suite.data_dir,
         f"{dataset} could not be loaded from the hub ({type(error).__name__}: {reason})",
         f"{ask}go online, {local}",
     )

@@ -28,7 +28,8 @@ from harness.models.registry import ModelSpec
 PROTOCOL = registry.REPOSITORY / "conf" / "suite" / "protocol" / "paper.yaml"
 NLTK_DATA = "nltk_data"
 MODELS = "models"
-WRITTEN, KEPT, FAILED, NOTHING = "written", "kept", "failed", "—"
+WRITTEN, KEPT, INCOMPLETE, FAILED, NOTHING = "written", "kept", "incomplete", "failed", "—"
+BAD = (INCOMPLETE, FAILED)
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Outcome:
     """What became of one part: a benchmark, an nltk resource, a model, a checkpoint.
 
     Attributes:
-        state: written | kept (it was there) | failed | — (nothing to copy).
+        state: written | kept (it was there) | incomplete (written, and not all of it) | failed | — (nothing to copy).
         rows: documents, None where it has none.
         note: where it is, or what went wrong.
         fix: what to do where it failed.
@@ -173,7 +174,7 @@ class _Mirror:
         where = files[0] if len(files) == 1 else f"{Path(files[0]).parent.as_posix()}/ ({len(files)} files)"
         if rows != known:
             note = f"{where} has {rows:,} rows, and the benchmark {known:,}"
-            return Outcome(name, FAILED, rows, note, "use the whole benchmark as upstream has it")
+            return Outcome(name, INCOMPLETE, rows, note, "use the whole benchmark as upstream has it")
         return Outcome(name, WRITTEN if fresh else KEPT, rows, where)
 
     def _data_file(self, name: str, spec: TaskSpec, leaf: str) -> tuple[bool, int]:
@@ -240,7 +241,8 @@ class _Mirror:
         name = f"{part}/{path.name}"
         source: Source = {"package": model.package, "version": model.package_version}
         fresh = self.store.put_folder(part, {name: path}, source, None)
-        usage = f"model={model.name} model.source=gguf +model.path={(self.store.folder / name).absolute()}"
+        place = (self.store.folder / name).absolute()
+        usage = f"method=ar_sft variant=base model={model.name} model.source=gguf +model.path={place}"
         return Outcome(part, WRITTEN if fresh else KEPT, None, name, usage=usage)
 
     def repository(self, part: str, repository: str, revision: str, usage: str = "") -> Outcome:

@@ -28,6 +28,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from harness.evaluation import suites
 from harness.results.records import CONTEXT, Benchmark, Record
 from harness.results.stats import Comparison, compare, mean_interval
 
@@ -272,7 +273,7 @@ def _delta(line: Line) -> str:
 
 
 EQUIVALENT, DELTA, SAME = "tokens/ equiv. forward", "Δ vs AR SFT", "same answers"
-SCORE, CUT, LENGTH, TASK_MEAN = "score %", "cut %", "mean tokens", "task mean"
+SCORE, CUT, LENGTH, TASK_MEAN = "score %", "cut %", "mean tokens", "(task mean)"
 RATE, SECONDS = "tokens/s", "seconds"
 METHOD_WIDTH, DELTA_WIDTH = 15, 14  # on the terminal: of an option, and of an interval
 
@@ -304,12 +305,12 @@ def _amount(value: float) -> str:
 
 CAPTION = (
     "±: wider half of the score's 95 % interval. Δ: points on the same documents, paired, with its 95 % interval; "
-    "one that holds 0 decides nothing. cut %: answers that did not end within the token limit."
+    "one that holds 0 decides nothing. mean tokens: length of an answer; cut: answers that the token limit ended."
 )
 CAPTION_CONTEXT = " Of these the model's context cut {}, which no token limit changes."
 CAPTION_AVERAGE = (
     f" {AVERAGE}: plain mean of the benchmarks' scores, its interval takes these benchmarks as given; its "
-    "tokens/forward is over all documents, its task mean over benchmarks."
+    "tokens/forward is over all documents, in parentheses the mean of the tasks' own."
 )
 CAPTION_NO_REFERENCE = f" {NONE}: no AR SFT cell with these settings yet; add method={BASELINE}."
 CAPTION_EQUIVALENT = (
@@ -452,9 +453,10 @@ def _shared(lines: Sequence[Line], columns: Sequence[str]) -> list[str]:
         values = {line.labels[name] for line in lines} - {NONE}
         if name not in columns and len(values) == 1:
             shown.append(text.format(values.pop()))
-    suites = {line.record.config["suite"]["name"] for line in lines}
-    if any(line.is_average for line in lines) and len(suites) == 1:
-        shown.insert(1, suites.pop())
+    asked = [line.record.config["suite"] for line in lines]
+    names = {suites.title(suite["name"], suite["tasks"]) if "tasks" in suite else suite["name"] for suite in asked}
+    if any(line.is_average for line in lines) and len(names) == 1:
+        shown.insert(1, names.pop())
     counts = {line.benchmark.score.n for line in lines}
     if len(counts) == 1:
         shown.insert(2, f"{counts.pop()} documents")
