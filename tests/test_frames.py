@@ -245,6 +245,10 @@ def no_score(path: Path) -> None:
     made.edit(path, lambda found: found["benchmarks"]["bbh"]["score"].update(value=None))
 
 
+def too_large(path: Path) -> None:
+    made.edit(path, lambda found: found["speed"].update(positions=2**70))
+
+
 def no_seconds(path: Path) -> None:
     made.edit(path, lambda found: found["benchmarks"]["bbh"]["speed"].update(seconds=None))
 
@@ -296,7 +300,7 @@ DAMAGES: dict[Any, str] = {
     no_documents: "documents.parquet is missing", no_record: "record.json is missing", other_version: "watts",
     text_for_number: "seconds is 'long', not a number", no_score: "record", not_a_number: "score_high is 'nan'",
     no_seconds: "seconds of bbh is null", no_time: "created is no text",
-    no_identity: "identity", score_as_text: "score as string, not double", no_column: "lacks target_forwards",
+    no_identity: "identity", too_large: "positions is '1180591620717411303424'", score_as_text: "score as string, not double", no_column: "lacks target_forwards",
     rows_lost: "17 documents, its record 18", row_twice: "1 documents twice",
     empty_score: "1 documents without score", scrambled: "documents.parquet cannot be read",
 }  # fmt: skip
@@ -414,7 +418,7 @@ def test_folders_without_cells_are_told(copy: Path, tmp_path: Path) -> None:
 # --- merging
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_shards_in_any_order_equal_the_whole(seed: int, whole: Path, tmp_path: Path) -> None:
     generator = random.Random(seed)
     shards = [tmp_path / name for name in "abc"]
@@ -456,7 +460,7 @@ def test_a_healthy_copy_stands_in_for_a_damaged_cell(copy: Path, whole: Path) ->
     assert_same(results, load(whole))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_ratios_of_sums_do_not_depend_on_how_documents_are_divided(seed: int, documents: pd.DataFrame) -> None:
     shards = np.random.default_rng(seed).integers(0, 5, len(documents))
     by = [["key"], KEY, ["method", "tau"], ["benchmark", "task"]][seed % 4]
