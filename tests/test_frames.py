@@ -300,7 +300,8 @@ DAMAGES: dict[Any, str] = {
     no_documents: "documents.parquet is missing", no_record: "record.json is missing", other_version: "watts",
     text_for_number: "seconds is 'long', not a number", no_score: "record", not_a_number: "score_high is 'nan'",
     no_seconds: "seconds of bbh is null", no_time: "created is no text",
-    no_identity: "identity", too_large: "positions is '1180591620717411303424'", score_as_text: "score as string, not double", no_column: "lacks target_forwards",
+    no_identity: "identity", too_large: "positions is '1180591620717411303424'",
+    score_as_text: "score as string, not double", no_column: "lacks target_forwards",
     rows_lost: "17 documents, its record 18", row_twice: "1 documents twice",
     empty_score: "1 documents without score", scrambled: "documents.parquet cannot be read",
 }  # fmt: skip
