@@ -659,7 +659,7 @@ def test_a_suite_is_called_by_its_name_or_by_other_tasks():
 def test_an_entry_of_the_protocol_needs_a_definition_of_its_own(data_dir):
     """``source: lm_eval`` would run the stock task and leave the entry's settings aside."""
     config = suite("gsm8k", f"suite.data_dir={data_dir}", "suite.protocol.gsm8k_cot.source=lm_eval")
-    with pytest.raises(UserError, match=r"suite\.protocol\.gsm8k_cot\.source=.*leave the entry out"):
+    with pytest.raises(UserError, match=r"(?s)suite\.protocol\.gsm8k_cot\.source=.*leave the entry out"):
         config.selected()
 
 
