@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help env dev demo demo-methods demo-train demo-real test test-slow test-gpu lint format pre-commit clean
+.PHONY: help env dev demo demo-methods demo-train demo-real claims test test-slow test-gpu lint format pre-commit clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ demo-train: env  ## train tiny-1m from nothing, both stages, and show the same t
 
 demo-real: env  ## real weights: SmolLM2-135M-Instruct writes HumanEval programs, scored in a sandbox
 	@$(RUN) harness.run method=ar_sft model=smollm2-135m variant=base suite=humaneval suite.limit=10 $(ARGS)
+
+claims: env  ## what the paper's own numbers can bear, claim by claim (ARGS=--gaps: every gap with its error)
+	@$(RUN) harness.analysis.claims $(ARGS)
 
 test: dev  ## the default tests, under ten minutes
 	@OMP_NUM_THREADS=1 $(RUN) pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu" $(ARGS)
