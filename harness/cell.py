@@ -17,6 +17,7 @@ from harness.grid import Cell
 from harness.models import checkpoints, registry
 from harness.models.load import LoadedModel, load
 from harness.results import provenance
+from harness.results.keys import run_key
 from harness.results.records import Record, now, summarise
 from harness.results.store import DONE, Store, StoredCell, file_lock
 
@@ -100,7 +101,7 @@ def measure(cell: Cell, stored: StoredCell) -> Record:
     """Decode and score every document that is not on disk yet, then write the record."""
     cfg = cell.cfg
     engine, loaded = open_engine(cell)
-    if grid.run_key(grid.identify(cfg, cell.method, loaded.identity)) != cell.key:
+    if run_key(grid.identify(cfg, cell.method, loaded.identity)) != cell.key:
         raise RuntimeError(f"the weights of {loaded.name} changed while the cell was waiting; run it again")
     with stored.appending() as partial:
         found = evaluate(

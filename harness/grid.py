@@ -8,8 +8,6 @@ loads no model and imports neither transformers nor lm-eval.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,6 +21,7 @@ from harness import compose, config
 from harness.engine import ENGINE_VERSION
 from harness.evaluation import suites
 from harness.models import checkpoints, registry
+from harness.results.keys import run_key
 from harness.results.store import Store
 from methods.accept import check_tau, check_temperature
 from methods.contract import Method
@@ -142,20 +141,6 @@ def _common_notice(names: Sequence[str], keys: Sequence[str], is_once: bool) -> 
         return f"{', '.join(names)}: asked for more than once, each {once}"
     verb = "does" if len(keys) == 1 else "do"
     return f"{', '.join(names)}: {' and '.join(keys)} {verb} not change their output, so each {once}"
-
-
-def run_key(identity: dict[str, Any]) -> str:
-    """First 16 hex digits of the SHA-256 of the identity as canonical JSON (1 and 1.0 are the same number)."""
-
-    def canonical(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {str(k): canonical(v) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [canonical(v) for v in value]
-        return int(value) if isinstance(value, float) and value.is_integer() else value
-
-    text = json.dumps(canonical(identity), sort_keys=True, ensure_ascii=False, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def build_method(cfg: DictConfig) -> Method:

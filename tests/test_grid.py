@@ -11,7 +11,8 @@ from run_fakes import settings, write_checkpoint, write_checkpoints
 
 from harness import listing
 from harness.errors import UserError
-from harness.grid import make_plan, run_key
+from harness.grid import make_plan
+from harness.results.keys import run_key
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from harness.analysis import aggregate, schema
 from harness.analysis.cells import Damage, LoadedCell, read_cell
 from harness.analysis.documents import make_documents, read_documents
 from harness.errors import UserError
-from harness.results.tables import BASELINE, _baseline
+from harness.results.tables import BASELINE, reference
 
 
 class Results:
@@ -101,7 +101,7 @@ class Results:
         if key not in records:
             raise UserError("key", key, "the run key of a loaded cell (column `key` of `cells`)")
         candidates = [one for one in records.values() if one.identity["method"]["name"] == BASELINE]
-        found = _baseline(records[key], candidates)
+        found = reference(records[key], candidates)
         return None if found is None else found.key
 
 

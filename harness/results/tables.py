@@ -98,7 +98,7 @@ def make_lines(
 
     lines = []
     for record in records:
-        baseline = _baseline(record, records) or _baseline(record, earlier)
+        baseline = reference(record, records) or reference(record, earlier)
         is_baseline = baseline is not None and baseline.key == record.key
         parts = []
         for name, benchmark in record.benchmarks.items():
@@ -139,7 +139,7 @@ def _same_answers(first: Documents, second: Documents) -> float | None:
     return sum(a == b for a, b in pairs) / len(pairs)
 
 
-def _baseline(record: Record, records: Sequence[Record]) -> Record | None:
+def reference(record: Record, records: Sequence[Record]) -> Record | None:
     """The AR SFT record to compare with: preferably the default variant, in the record's cache mode; then the newest.
 
     Older ones may be of weights that have been trained anew since. Sampled answers are compared with answers sampled at
