@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from transformers import GenerationConfig
 
 from harness.engine.loop import Engine
-from harness.evaluation.evaluate import evaluate
+from harness.evaluation.evaluate import _number, evaluate
 from harness.evaluation.quiet import quiet
 from harness.evaluation.resources import nltk_resource
 from harness.models.load import LoadedModel, load
@@ -109,12 +110,37 @@ def test_texts_and_scores_are_stock_lm_evals(
     with capsys.disabled():
         print(f"\n{name}: {len(texts)} documents, {len(different)} differ, score {ours.average:.4f}")
     assert texts == theirs
-    for task in configs:
-        for metric, value in stock["results"][task["task"]].items():
-            if "," in metric and "stderr" not in metric:
-                rows = [row for row in ours.rows if row["task"] == task["task"]]
-                mine = ours.headline[name if name != "gsm8k" else "gsm8k_cot"]
-                if len(configs) == 1:
-                    assert mine.metrics[metric] == pytest.approx(value), metric
-                else:
-                    assert sum(row["metrics"][metric] for row in rows) / len(rows) == pytest.approx(value), metric
+
+    drawn = []  # documents that stock scores by a draw: another run of stock may differ from itself
+    for task, found in stock["samples"].items():
+        rows = {row["doc_id"]: row for row in ours.rows if row["task"] == task}
+        for sample in found:
+            scores = {f"{metric},{sample['filter']}": _number(sample[metric]) for metric in sample["metrics"]}
+            mine = {metric: rows[sample["doc_id"]]["metrics"][metric] for metric in scores}
+            if mine != scores:
+                assert mine in outcomes(configs, task, sample), (task, sample["doc_id"])
+                drawn.append((task, sample["doc_id"]))
+    with capsys.disabled():
+        print(f"{name}: scored by a draw of stock's: {drawn or 'none'}")
+    assert name == "ifeval" or not drawn
+    if not drawn:
+        for task in configs:
+            own = [row["metrics"] for row in ours.rows if row["task"] == task["task"]]
+            for metric, value in stock["results"][task["task"]].items():
+                if metric in own[0] and not metric.startswith("inst_level"):  # which is over instructions
+                    assert sum(row[metric] for row in own) / len(own) == pytest.approx(value), metric
+
+
+def outcomes(configs: list[dict[str, Any]], task: str, sample: dict[str, Any]) -> list[dict[str, float | None]]:
+    """What stock's own scoring may say of an answer, whatever the global random state; more than one, or it fails.
+
+    IFEval's rules draw what an instruction leaves open or has out of range (document 19 asks for the letter "#").
+    """
+    score = next(config["process_results"] for config in configs if config["task"] == task)
+    found: list[dict[str, float | None]] = []
+    for seed in range(200):
+        random.seed(seed)
+        one = {f"{k},{sample['filter']}": _number(v) for k, v in score(sample["doc"], sample["filtered_resps"]).items()}
+        found += [] if one in found else [one]
+    assert len(found) > 1, (task, sample["doc_id"], "stock draws nothing here, so the scores must be equal")
+    return found
