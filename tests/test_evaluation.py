@@ -346,10 +346,10 @@ def test_tasks_are_built_without_indexing_all_of_lm_eval(monkeypatch, tmp_path):
 
     monkeypatch.setattr(TaskManager, "__init__", lambda *_: pytest.fail("TaskManager reads 14,000 files"))
     write_gsm8k(tmp_path)
-    start = time.perf_counter()
+    start = time.process_time()
     for name in ("quick", "gsm8k", "humaneval"):
         tasks.build(suite(name, f"suite.data_dir={tmp_path}"))
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 # Interruption, progress, noise

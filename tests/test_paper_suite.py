@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,17 @@ def test_another_data_hash_is_another_identity(data_dir):
         if found != second["tasks"]["mmlu_pro"]["data"][leaf]
     ]
     assert changed == ["law"]
+
+
+@needs_punkt
+def test_all_six_are_built_without_indexing_all_of_lm_eval(data_dir, monkeypatch):
+    """Its index alone takes nine seconds of a processor."""
+    from lm_eval.tasks import TaskManager
+
+    monkeypatch.setattr(TaskManager, "__init__", lambda *_: pytest.fail("TaskManager reads 14,000 files"))
+    start = time.process_time()
+    assert len(built(suite("paper", f"suite.data_dir={data_dir}"))) == 45
+    assert time.process_time() - start < 5
 
 
 def test_worked_examples_that_the_files_lack_are_refused(data_dir):
