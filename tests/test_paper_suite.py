@@ -168,7 +168,7 @@ def test_all_six_are_built_without_indexing_all_of_lm_eval(data_dir, monkeypatch
     monkeypatch.setattr(TaskManager, "__init__", lambda *_: pytest.fail("TaskManager reads 14,000 files"))
     start = time.process_time()
     assert len(built(suite("paper", f"suite.data_dir={data_dir}"))) == 45
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 9
 
 
 def test_worked_examples_that_the_files_lack_are_refused(data_dir):
