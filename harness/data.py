@@ -103,7 +103,7 @@ def how_to_use(folder: Path, benchmarks: Sequence[str], outcomes: Sequence[mirro
     settings = []
     if benchmarks:
         tasks = [] if len(benchmarks) == len(mirror.KNOWN) else [f"suite.tasks=[{','.join(benchmarks)}]"]
-        settings = [shlex.quote(one) for one in ["suite=paper", *tasks, f"suite.data_dir={folder}"]]
+        settings = ["suite=paper", *map(shlex.quote, tasks), mirror.setting("suite.data_dir", folder)]
     models = dict.fromkeys(outcome.usage for outcome in outcomes if outcome.usage) or [""]
     return "\n".join(" ".join([" ", *environment, "python -m harness.run", *settings, m]).rstrip() for m in models)
 

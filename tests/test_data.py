@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,6 +23,7 @@ import pytest
 from datasets import Dataset
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import OfflineModeIsEnabled
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from harness import data
 from harness.errors import UserError
@@ -70,11 +73,42 @@ def test_paths_with_dots_find_their_manifest(tmp_path, monkeypatch):
             manifest.verify(Path(root), Path(same), b"y")
 
 
-@pytest.mark.parametrize("text", ["{}", "[1]", "not JSON", '{"format": "a browser extension"}'])
+@pytest.mark.parametrize(
+    "text", ["{}", "[1]", "not JSON", '{"format": "a browser extension"}', "[" * 100_000, "[" + "1" * 5000 + "]"]
+)
 def test_other_manifests_and_none_are_no_obstacle(tmp_path, text):
     manifest.verify(tmp_path, tmp_path / "test.jsonl", b"x")
     (tmp_path / "manifest.json").write_text(text)
     manifest.verify(tmp_path, tmp_path / "test.jsonl", b"x")
+
+
+def test_what_is_no_file_is_no_manifest(tmp_path):
+    for make in (os.mkdir, os.mkfifo, lambda path: os.symlink(path, path)):
+        make(tmp_path / "manifest.json")
+        manifest.verify(tmp_path, tmp_path / "test.jsonl", b"x")
+        (tmp_path / "manifest.json").rename(tmp_path / f"{make.__name__}")
+
+
+def test_a_manifest_that_cannot_be_read_is_told(tmp_path, monkeypatch):
+    path = listed(tmp_path, "gsm8k/test.jsonl", b"x")
+
+    def refuse(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    manifest._read.cache_clear()
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(UserError, match=r"manifest.json.*a readable file \(Permission denied\)"):
+        manifest.verify(tmp_path, path, b"x")
+
+
+@pytest.mark.parametrize("name", ["../victim", "/victim", "gsm8k/../../victim", "a/.."])
+@pytest.mark.parametrize("command", ["mirror", "check"])
+def test_a_manifest_lists_nothing_outside_its_folder(hub, tmp_path, capsys, command, name):
+    listed(tmp_path / "d", "gsm8k/test.jsonl", b"x")
+    file = tmp_path / "d" / "manifest.json"
+    file.write_text(file.read_text().replace("gsm8k/test.jsonl", name))
+    assert run(command, tmp_path / "d", "--only", "gsm8k_cot") == 2
+    assert f"paths below its folder, and {name} is not" in capsys.readouterr().err
 
 
 def test_files_that_are_not_listed_pass(tmp_path):
@@ -89,6 +123,8 @@ def test_files_that_are_not_listed_pass(tmp_path):
         (lambda whole: whole.replace('"format_version": 1', '"format_version": 2'), "format_version 1, found 2"),
         (lambda whole: whole.replace('"sha256"', '"md5"'), "each with sha256"),
         (lambda whole: whole.replace('"files"', '"file"'), "created, versions, and files"),
+        (lambda whole: whole.replace('"gsm8k_cot"', "7"), "each with sha256"),
+        (lambda whole: whole.replace('"rows": null', '"rows": "1"'), "each with sha256"),
     ],
 )
 def test_a_damaged_manifest_is_no_silence(tmp_path, change, part):
@@ -369,6 +405,44 @@ def test_gated_rows_stay_out_of_repositories(hub, tmp_path, capsys, monkeypatch)
     monkeypatch.setenv("PATH", "")
     assert not gated.is_private(file)  # no git here
     assert gated.is_private(tmp_path.parent / "elsewhere" / "x.csv")
+
+
+@pytest.mark.parametrize("pattern", ["gpqa_main.*", "*.csv\n*.jsonl\n*.json\n*.parquet", "d/gpqa/", "**/gpqa/*"])
+def test_a_pattern_that_leaves_out_what_a_mirror_has_while_it_writes_is_not_enough(hub, tmp_path, capsys, pattern):
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / ".gitignore").write_text(f"{pattern}\nmanifest.json\n")
+    is_folder = "/" in pattern
+    assert run("mirror", tmp_path / "d", "--only", GPQA) == (0 if is_folder else 2)
+    assert (tmp_path / "d").exists() == is_folder
+
+
+def test_gated_rows_do_not_reach_a_repository_by_a_link(hub, tmp_path, capsys):
+    (tmp_path / "repository").mkdir()
+    git(tmp_path / "repository", "init", "--quiet")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "gpqa").symlink_to("../repository")
+    assert run("mirror", tmp_path / "d", "--only", GPQA) == 2
+    (tmp_path / "link").symlink_to("repository")
+    assert run("mirror", tmp_path / "link", "--only", GPQA) == 2
+    assert len(list((tmp_path / "repository").iterdir())) == 1  # .git
+
+
+def test_a_folder_that_cannot_be_made_is_one_message_before_anything_is_fetched(hub, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    (tmp_path / "nowhere").symlink_to("missing/folder")
+    for folder in (tmp_path / "file", tmp_path / "file" / "d", tmp_path / "nowhere"):
+        assert run("mirror", folder, "--only", "gsm8k_cot") == 2
+        assert capsys.readouterr().err.startswith(f"error: {folder}: ")
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize("name", ["a b", "it's a (new) dir", "a,b=[c]", "ärger{1}"])
+def test_the_command_of_a_run_holds_for_any_folder(hub, tmp_path, capsys, name):
+    assert run("mirror", tmp_path / name, "--only", "gsm8k_cot") == 0
+    arguments = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    found = OverridesParser.create().parse_overrides(arguments[arguments.index("harness.run") + 1 :])
+    assert [one.value() for one in found] == ["paper", ["gsm8k_cot"], str(tmp_path / name)]
+    assert not any(one.is_sweep_override() for one in found)
 
 
 def test_no_gated_row_is_told(hub, tmp_path, capsys):

@@ -158,6 +158,8 @@ TEXTS = [
     ("", "It begins."),
     ("", "<s>It begins with BOS."),
     ("Où ?\n", "là"),
+    ("Two and two is", " five"),
+    ("Three", " five"),  # one continuation after several contexts, as in winogrande
     ("x" * 400, "y" * 60),
 ]
 
@@ -173,6 +175,31 @@ def test_equals_stock_lm_eval_on_the_same_weights(kind, adds_bos):
     ours, theirs = adapter(model, batch_size=3).loglikelihood(requests), stock.loglikelihood(requests, True)
     assert [total for total, _ in ours] == pytest.approx([total for total, _ in theirs], rel=0, abs=1e-4)
     assert [greedy for _, greedy in ours] == [greedy for _, greedy in theirs]
+
+
+def test_a_context_of_white_space_alone_is_none():
+    """Its spaces go to the continuation. (Stock stops there, where the tokenizer adds no BOS.)"""
+    for adds_bos in (True, False):
+        requests = [
+            instance(*texts, idx=i) for i, texts in enumerate(((" ", "b"), ("", " b"), (" ", "bc"), ("", " bc")))
+        ]
+        answers = adapter(loaded(adds_bos=adds_bos)).loglikelihood(requests)
+        assert answers[::2] == answers[1::2]
+        assert answers[0] != answers[2]
+
+
+def test_a_tokenizer_without_bos_and_eos_uses_the_models_end():
+    model = loaded(adds_bos=False)
+    end = model.tokenizer.eos_token_id
+    requests = [instance("", "a b"), instance("a", " b", doc_id=1)]
+    model.tokenizer.bos_token = None
+    expected = adapter(model).loglikelihood(requests)
+    model.tokenizer.eos_token = None
+    model.eos_token_ids = (end,)
+    assert adapter(model).loglikelihood(requests) == expected
+    model.eos_token_ids = ()
+    with pytest.raises(UserError, match="a token that ends a text"):
+        adapter(model).loglikelihood(requests)
 
 
 def test_a_greedy_choice_is_one_in_stock_too():

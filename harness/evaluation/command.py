@@ -235,6 +235,7 @@ def run(help_text: str) -> None:
     """
     setup_logging()
     register()
+    HarnessLM.latest = None  # of an earlier call in this process
     cli = HarnessCLI()
     for parser in (cli._parser, cli._subparsers.choices["run"]):
         parser.epilog = f"{help_text}\n{parser.epilog}"

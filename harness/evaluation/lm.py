@@ -94,8 +94,16 @@ class EngineLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """Id that ends a text."""
-        return int(self.tokenizer.eos_token_id)
+        """Id that ends a text: the tokenizer's, or else the model's.
+
+        Raises:
+            UserError: neither has one.
+        """
+        own = self.tokenizer.eos_token_id
+        ids = self._loaded.eos_token_ids if own is None else (own,)
+        if not ids:
+            raise UserError("model", self._loaded.name, "a model with a token that ends a text, or one that begins it")
+        return int(ids[0])
 
     @property
     def prefix_token_id(self) -> int:
@@ -190,7 +198,8 @@ class EngineLM(TemplateLM):
     def _pair(self, context: str, continuation: str) -> Pair:
         """Ids of a request's two parts, split as every model of lm-eval has them."""
         if context:
-            return self._encode_pair(context, continuation)
+            ids, rest = self._encode_pair(context, continuation)
+            return ids or [self.prefix_token_id], rest  # nothing is left of a context that is white space alone
         ids = self.tok_encode(continuation, add_special_tokens=False)
         return (ids[:1], ids[1:]) if ids[:1] == [self.prefix_token_id] else ([self.prefix_token_id], ids)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from harness.errors import UserError
@@ -65,7 +66,9 @@ class Manifest:
         path = folder / NAME
         try:
             status = path.stat()
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
+        except OSError:
+            return None
+        if not stat.S_ISREG(status.st_mode):
             return None
         found = _read(path, status.st_mtime_ns, status.st_size)
         return None if found is None else replace(found, files=dict(found.files))
@@ -151,13 +154,16 @@ def _version(package: str) -> str | None:
 @lru_cache(maxsize=64)
 def _read(path: Path, _mtime: int, _size: int) -> Manifest | None:
     fix = "python -m harness.data mirror DIR writes it anew once it is deleted"
-    text = path.read_bytes().decode(errors="replace")
+    try:
+        text = path.read_bytes().decode(errors="replace")
+    except OSError as error:
+        raise UserError(KEY, str(path), f"a readable file ({error.strerror})") from None
     try:
         whole: Any = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # no JSON, a number of too many digits, or too deep
         if FORMAT not in text:
             return None
-        raise UserError(KEY, str(path), f"valid JSON ({error.msg}, line {error.lineno})", fix) from None
+        raise UserError(KEY, str(path), f"valid JSON ({error})", fix) from None
     if not isinstance(whole, dict) or whole.get("format") != FORMAT:
         return None
     if whole.get("format_version") != VERSION:
@@ -165,9 +171,20 @@ def _read(path: Path, _mtime: int, _size: int) -> Manifest | None:
         raise UserError(KEY, str(path), allowed, "use the version of this harness that wrote it, or " + fix)
     try:
         files = {name: Entry(**entry) for name, entry in whole["files"].items()}
-        if not all(isinstance(one.sha256, str) and isinstance(one.source, dict) for one in files.values()):
+        if not all(_is_sound(entry) for entry in files.values()):
             raise TypeError
+        if outside := [name for name in files if name.startswith("/") or ".." in PurePosixPath(name).parts]:
+            raise UserError(KEY, str(path), f"paths below its folder, and {outside[0]} is not", fix)
         return Manifest(files, str(whole["created"]), dict(whole["versions"]))
     except (KeyError, TypeError, AttributeError, ValueError):
         allowed = f"created, versions, and files, each with {', '.join(one.name for one in fields(Entry))}"
         raise UserError(KEY, str(path), allowed, fix) from None
+
+
+def _is_sound(entry: Entry) -> bool:
+    texts, rows = (entry.sha256, entry.part), entry.rows
+    return (
+        all(isinstance(one, str) for one in texts)
+        and isinstance(entry.source, dict)
+        and (rows is None or isinstance(rows, int))
+    )

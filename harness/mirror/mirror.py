@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,12 +125,14 @@ def mirror(
 
     Raises:
         UserError: before anything is written: an unknown model, or a gated benchmark into a folder that git would take.
+        OSError: no folder can be made there.
     """
     specs = [_registered(name) for name in models]
     work = _Mirror(Store(folder), None if other is None else sources.Gathered(other))
     for name, spec in benchmarks.items():
         if spec.gated and work.has(name, spec):
             _check_private(folder, name, spec)
+    folder.mkdir(parents=True, exist_ok=True)  # where it cannot be, nothing is fetched for it
     for resource in dict.fromkeys(one for spec in benchmarks.values() for one in spec.nltk):
         yield _attempt(f"{NLTK_DATA}/{resource}", partial(work.nltk, resource))
     for name, spec in benchmarks.items():
@@ -141,6 +145,14 @@ def mirror(
         for entry in model.checkpoints if with_checkpoints else []:
             part = f"{MODELS}/{model.name}/{_checkpoint_name(entry)}"
             yield _attempt(part, partial(work.repository, part, entry.id, entry.revision))
+
+
+def setting(key: str, value: object) -> str:
+    """``key=value`` as a shell hands it to Hydra, whatever characters a path has."""
+    text = str(value)
+    if not re.fullmatch(r"[\w.+/-]+", text):
+        text = "'" + text.replace("'", r"\'") + "'"
+    return shlex.quote(f"{key}={text}")
 
 
 def _attempt(part: str, write: Callable[[], Outcome]) -> Outcome:
@@ -242,7 +254,7 @@ class _Mirror:
         source: Source = {"package": model.package, "version": model.package_version}
         fresh = self.store.put_folder(part, {name: path}, source, None)
         place = (self.store.folder / name).absolute()
-        usage = f"method=ar_sft variant=base model={model.name} model.source=gguf +model.path={place}"
+        usage = f"method=ar_sft variant=base model={model.name} model.source=gguf {setting('+model.path', place)}"
         return Outcome(part, WRITTEN if fresh else KEPT, None, name, usage=usage)
 
     def repository(self, part: str, repository: str, revision: str, usage: str = "") -> Outcome:
@@ -272,7 +284,12 @@ class _Mirror:
 
 def _check_private(folder: Path, name: str, spec: TaskSpec) -> None:
     """Raises UserError where rows that upstream asks not to publish would land in somebody's repository."""
-    if all(gated.is_private(Path(os.path.realpath(folder)) / file) for file in spec.data_files):
+    names: list[Path] = []
+    for file in (folder / one for one in spec.data_files):
+        place = Path(os.path.realpath(file.parent))
+        # Also those that it has while it is written, which an interruption may leave there.
+        names += [place / file.name, place / f".{file.name}.x", place / ".mirror-x" / file.name]
+    if all(map(gated.is_private, names)):
         return
     rest = ",".join(one for one in KNOWN if one != name)
     raise UserError(
