@@ -322,6 +322,36 @@ def test_a_run_from_flags_to_files(command_line, monkeypatch, capsys, tmp_path, 
     check(tmp_path, capsys.readouterr().out, with_texts=bool(more))
 
 
+@pytest.mark.parametrize("in_file", [False, True])
+def test_chosen_documents_keep_their_numbers(command_line, monkeypatch, capsys, tmp_path, in_file):
+    monkeypatch.setattr(
+        "lm_eval.tasks.TaskManager.__init__", partialmethod(TaskManager.__init__, include_defaults=False)
+    )
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    chosen = {"own_generate": [2, 0, 2], "own_choice": [1]}
+    line = [one for one in arguments(tmp_path, "--log_samples") if one not in ("--limit", "2")]
+    if in_file:
+        (tmp_path / "c.yaml").write_text(yaml.safe_dump({"samples": chosen}))
+    more = ("--config", str(tmp_path / "c.yaml")) if in_file else ("--samples", json.dumps(chosen))
+    assert command_line(*line, *more) == 0
+    for task, numbers in (("own_generate", [0, 2]), ("own_choice", [1])):
+        [samples] = (tmp_path / "out" / "tiny").glob(f"samples_{task}_*.jsonl")
+        theirs = [json.loads(one) for one in samples.read_text().splitlines()]
+        assert [(one["doc_id"], one["doc"]) for one in theirs] == [(i, ROWS[i]) for i in numbers]
+        [documents] = (tmp_path / "out" / "tiny").glob("harness_documents_*.jsonl")
+        ours = [one for one in map(json.loads, documents.read_text().splitlines()) if one["task"] == task]
+        assert [(one["doc_id"], one["prompt_hash"]) for one in ours] == [
+            (one["doc_id"], one["prompt_hash"]) for one in theirs
+        ]
+
+
+def test_a_second_run_in_one_process_tells_nothing_of_the_first(command_line, monkeypatch, capsys):
+    monkeypatch.setattr(HarnessLM, "latest", SimpleNamespace(rows={("t", 0): {}}))
+    monkeypatch.setattr(command.HarnessCLI, "execute", lambda *_: None)
+    assert command_line("run", "--model", "dummy", "--tasks", "x") == 0
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.slow
 def test_the_command_in_a_process_of_its_own(tmp_path):
     found = subprocess.run(

@@ -244,7 +244,10 @@ def run(help_text: str) -> None:
     if given.get("model") == NAME:
         _check_ranks()
         make_cell(EvaluatorConfig(**given)._parse_dict_args().model_args, given.get("batch_size", 1), args.device)
+    samples = _samples(given)
     if given.get("model") == NAME:
+        if samples:
+            args.samples = samples
         _execute(cli, args)
     else:
         cli.execute(args)
@@ -253,7 +256,20 @@ def run(help_text: str) -> None:
     print(table(summarise(lm.rows.values())))
     if output_path := given.get("output_path"):
         with_texts = bool(given.get("log_samples") or given.get("predict_only"))
-        print(f"documents: {write_documents(lm.rows.values(), output_path, with_texts)}")
+        rows = (row | {"doc_id": _number(row, samples)} for row in lm.rows.values())
+        print(f"documents: {write_documents(rows, output_path, with_texts)}")
+
+
+def _samples(given: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The documents of ``--samples`` by task, ascending: lm-eval asks them so, and numbers them as they are listed."""
+    found = EvaluatorConfig(samples=given.get("samples"))._process_arguments().samples
+    return {task: sorted(set(ids)) for task, ids in found.items()} if isinstance(found, dict) else {}
+
+
+def _number(row: Row, samples: Mapping[str, list[int]]) -> int:
+    """A document's number in its task, as in lm-eval's samples; the model is told its place among those asked."""
+    chosen, place = samples.get(row["task"]), int(row["doc_id"])
+    return chosen[place] if chosen else place
 
 
 def _execute(cli: HarnessCLI, args: Any) -> None:
