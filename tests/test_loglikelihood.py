@@ -286,6 +286,17 @@ def test_a_scored_document_has_a_row_like_a_generated_one():
     assert {name: row[name] for name in expected} == expected
 
 
+def test_turns_that_a_chat_template_refuses_are_told_and_not_left_out():
+    model = loaded()
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Q?"}]
+    assert "Be brief." in adapter(model).apply_chat_template(turns)
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
+    model.tokenizer.chat_template = refuses + model.tokenizer.chat_template
+    with pytest.raises(UserError, match=r"these turns: system, user \(no system here\)"):
+        adapter(model).apply_chat_template(turns)
+    assert "Q?" in adapter(model).apply_chat_template(turns[1:])
+
+
 def test_repeats_and_order():
     rows = []
     lm = adapter(loaded(), on_row=rows.append, batch_size=2)

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
+from jinja2 import TemplateError
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import has_bos_prefix, normalize_gen_kwargs
@@ -135,13 +136,22 @@ class EngineLM(TemplateLM):
         return template
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Render turns as a prompt; without a generation prompt the last turn is left open to be continued."""
-        return self._loaded.tokenizer.apply_chat_template(
-            chat_history,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-        )
+        """Render turns as a prompt; without a generation prompt the last turn is left open to be continued.
+
+        Raises:
+            UserError: the template refuses the turns. (lm-eval's ``hf`` leaves the system's out then.)
+        """
+        try:
+            return self._loaded.tokenizer.apply_chat_template(
+                chat_history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
+        except TemplateError as error:
+            roles = ", ".join(turn["role"] for turn in chat_history)
+            allowed = f"a model whose chat template takes these turns: {roles} ({error})"
+            raise UserError("model", self._loaded.name, allowed) from error
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Ids as lm-eval's ``hf`` has them: the tokenizer's own special tokens, but no BOS before one that is there."""
