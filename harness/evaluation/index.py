@@ -16,7 +16,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._index import Kind
 
 from harness.errors import UserError
-from harness.mirror.manifest import file_sha256
+from harness.models.manifest import file_sha256
 
 
 @lru_cache(maxsize=2)

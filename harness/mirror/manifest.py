@@ -118,12 +118,6 @@ def find_entry(root: Path, path: Path) -> Entry | None:
     return None
 
 
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file of any size."""
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file in one step, so that no reader and no interruption sees half of it; folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from harness.evaluation.documents import Rows
 from harness.evaluation.suites import TaskSpec
 from harness.mirror import manifest
 from harness.mirror.store import Source
+from harness.models.manifest import file_sha256
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -113,7 +114,7 @@ class Gathered:
             raise UserError("--from", str(self.folder), f"{looked}: not in {self.folder}", "add it there")
         target, path = found[0]
         same = [one for one_target, one in found if one_target == target]
-        if len({manifest.file_sha256(one) for one in same}) > 1:
+        if len({file_sha256(one) for one in same}) > 1:
             allowed = f"several files could be {target}: {', '.join(map(str, same))}"
             raise UserError("--from", str(self.folder), allowed, f"put the right one at {target} below {self.folder}")
         content = path.read_bytes()

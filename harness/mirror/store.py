@@ -11,6 +11,7 @@ from pathlib import Path
 from harness.errors import UserError
 from harness.mirror import manifest
 from harness.mirror.manifest import Entry, Manifest
+from harness.models.manifest import file_sha256
 
 Source = dict[str, str | None]
 
@@ -26,7 +27,7 @@ class Store:
     def is_as_listed(self, name: str) -> bool:
         """Whether a listed file is there, unaltered."""
         path = self.folder / name
-        return path.is_file() and manifest.file_sha256(path) == self.manifest.files[name].sha256
+        return path.is_file() and file_sha256(path) == self.manifest.files[name].sha256
 
     def is_complete(self, part: str, source: Mapping[str, str | None]) -> bool:
         """Whether a part is listed from this source, and all its files are unaltered."""
@@ -51,7 +52,7 @@ class Store:
                     (self.folder / other).unlink()
                 self.manifest.files.pop(other, None)
         path = self.folder / name
-        fresh = not path.is_file() or manifest.file_sha256(path) != entry.sha256
+        fresh = not path.is_file() or file_sha256(path) != entry.sha256
         if fresh:
             if path.exists():
                 self._check_ours(name)
@@ -79,17 +80,17 @@ class Store:
             raise UserError("DIR", part, "no files to copy")
         entries, fresh = {}, False
         for name, path in files.items():
-            digest, known = manifest.file_sha256(path), origin and manifest.find_entry(origin, path)
+            digest, known = file_sha256(path), origin and manifest.find_entry(origin, path)
             if known and known.sha256 != digest:
                 raise UserError(manifest.KEY, str(path), "is not as the mirror wrote it", f"mirror {origin} again")
             mine = self.folder / name
-            if not mine.is_file() or manifest.file_sha256(mine) != digest:
+            if not mine.is_file() or file_sha256(mine) != digest:
                 copy_atomically(path, mine)
                 fresh = True
             entries[name] = Entry(digest, path.stat().st_size, part, known.source if known else source)
         for name in more:
             path = self.folder / name
-            entries[name] = Entry(manifest.file_sha256(path), path.stat().st_size, part, source)
+            entries[name] = Entry(file_sha256(path), path.stat().st_size, part, source)
         listed = self.manifest.part(part)
         if _says_more(entries, listed):
             for name in listed:

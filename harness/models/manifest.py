@@ -147,6 +147,11 @@ def file_hash(path: Path) -> str:
 
 @lru_cache(maxsize=256)
 def _file_hash(path: str, size: int, changed: int) -> str:
+    return file_sha256(Path(path))
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file of any size, read anew at each call."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
