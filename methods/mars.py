@@ -26,7 +26,7 @@ from methods.accept import (
 )
 from methods.contract import Example, Method, Objective, refuse_sampling
 from methods.masks import ALIGNMENTS, CLEAN, MASK, PAD, masked_stream, two_stream_mask
-from methods.outcomes import carried, carry, outcome_window, outcomes
+from methods.outcomes import carried, carried_confidences, carry, outcome_window, outcomes
 
 LOSS_WEIGHTS = ("mean", "inverse_t")
 
@@ -224,9 +224,16 @@ class Mars(Method):
         targets = choose(logits[:, :, 0], rows, self.temperature, block_size)
         accepted = confirmed(drafts, targets, num_drafts)
         lines = torch.arange(len(rows), device=accepted.device)
-        guesses = logits[lines, accepted, 1:].argmax(-1)
-        carry(rows, targets, accepted + 1, guesses)
+        scores = carried_confidences(rows, block_size - 1)
+        guesses, score, _ = confidence(logits[lines, accepted, 1:], self.confidence, 1.0)
+        carry(rows, targets, accepted + 1, guesses, score)
         path = (torch.arange(1, block_size, device=accepted.device) * block_size - 1).expand(len(rows), -1)
         return Commit(
-            targets, accepted + 1, kept=accepted, path=path[:, : drafts.shape[1]], drafted=num_drafts, accepted=accepted
+            targets,
+            accepted + 1,
+            kept=accepted,
+            path=path[:, : drafts.shape[1]],
+            draft_confidences=scores,
+            drafted=num_drafts,
+            accepted=accepted,
         )

@@ -9,12 +9,27 @@ drafts 1 … j and its own group up to itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from harness.engine.rows import Row
 from harness.engine.window import Output, Window
+
+
+class Carried(NamedTuple):
+    """What ``carry`` leaves in a row's state.
+
+    Attributes:
+        base: tokens that the row had.
+        expected: int64, the tokens after them: what was committed, then guesses.
+        score: number of committed ones (int64 scalar) and the guesses' confidences (fp32); None where not given.
+    """
+
+    base: int
+    expected: Tensor
+    score: tuple[Tensor, Tensor] | None
 
 
 def outcome_window(
@@ -60,7 +75,9 @@ def outcomes(output: Output, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
     return window.added(num_offsets - 1)[:, block_size - 1 :: block_size], logits, window.count // block_size
 
 
-def carry(rows: Sequence[Row], committed: Tensor, length: Tensor, guesses: Tensor) -> None:
+def carry(
+    rows: Sequence[Row], committed: Tensor, length: Tensor, guesses: Tensor, confidences: Tensor | None = None
+) -> None:
     """Leave in ``row.state`` what the text is expected to be after the tokens that the rows have now.
 
     That is what a forward commits, then its guesses: the engine may cut a commit short (``row.room``), and what was cut
@@ -69,6 +86,7 @@ def carry(rows: Sequence[Row], committed: Tensor, length: Tensor, guesses: Tenso
     Args:
         committed: int64 [rows, n], of which ``length`` int64 [rows] count.
         guesses: int64 [rows, g], what follows them.
+        confidences: fp32 [rows, g] of the guesses.
     """
     places = torch.arange(committed.shape[1] + guesses.shape[1], device=committed.device)
     after = (places - length[:, None]).clamp(0, guesses.shape[1] - 1) if guesses.shape[1] else None
@@ -76,7 +94,8 @@ def carry(rows: Sequence[Row], committed: Tensor, length: Tensor, guesses: Tenso
     if after is not None:
         expected = torch.where(places < length[:, None], expected, guesses.gather(1, after))
     for i, row in enumerate(rows):
-        row.state = (len(row.tokens), expected[i])
+        score = None if confidences is None else (length[i], confidences[i])
+        row.state = Carried(len(row.tokens), expected[i], score)
 
 
 def carried(rows: Sequence[Row], count: int) -> Tensor | None:
@@ -87,7 +106,20 @@ def carried(rows: Sequence[Row], count: int) -> Tensor | None:
     lines = torch.zeros(len(rows), count, dtype=torch.long, device=device)
     for line, row in zip(lines, rows, strict=True):
         if row.state is not None:
-            base, expected = row.state
-            skip = len(row.tokens) - base
-            line.copy_(expected[skip : skip + count])
+            skip = len(row.tokens) - row.state.base
+            line.copy_(row.state.expected[skip : skip + count])
+    return lines
+
+
+def carried_confidences(rows: Sequence[Row], count: int) -> Tensor | None:
+    """Those of ``carried``'s tokens, fp32 [rows, count]: guess i in place i, NaN where a commit was cut short."""
+    states = [row.state for row in rows if row.state is not None]
+    if not states:
+        return None
+    lines = torch.full((len(rows), count), torch.nan, device=states[0].expected.device)
+    for line, row in zip(lines, rows, strict=True):
+        if row.state is not None and row.state.score is not None:
+            length, scores = row.state.score
+            is_whole = length == len(row.tokens) - row.state.base
+            line.copy_(torch.where(is_whole, scores[:count], torch.nan))
     return lines

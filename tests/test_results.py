@@ -307,10 +307,10 @@ def test_provenance_names_code_versions_and_machine() -> None:
 
 def test_wilson_against_published_values() -> None:
     """Newcombe (1998), Table I, method 3: 81/263, 15/148, 0/20, 1/29."""
-    assert stats.wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
-    assert stats.wilson(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
-    assert stats.wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
-    assert stats.wilson(1, 29) == pytest.approx((0.0061, 0.1718), abs=5e-5)
+    assert stats.agresti_coull(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert stats.agresti_coull(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
+    assert stats.agresti_coull(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
+    assert stats.agresti_coull(1, 29) == pytest.approx((0.0061, 0.1718), abs=5e-5)
 
 
 def test_mcnemar_against_binomial_tails() -> None:
@@ -337,7 +337,7 @@ def test_clusters_widen_the_interval() -> None:
     clustered = stats.score_interval(scores, clusters)
     assert clustered.half_width > 5 * stats.score_interval(scores).half_width
     few = stats.score_interval(scores, [c % 2 for c in clusters])
-    assert few.how == "Wilson", "two subtasks cannot be resampled"
+    assert few.how == "Agresti-Coull", "two subtasks cannot be resampled"
 
 
 def pairs(outcomes: Sequence[tuple[float, float]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -659,6 +659,6 @@ def test_markdown_and_csv_carry_everything(lines: list[tables.Line]) -> None:
 def test_few_questions_of_many_subtasks_are_no_certainty() -> None:
     """One wrong answer in each of 14 subtasks resamples to an interval without width."""
     found = stats.score_interval([0.0] * 14, list(range(14)))
-    assert (found.low, found.high) == stats.wilson(0, 14)
+    assert (found.low, found.high) == stats.agresti_coull(0, 14)
     spread = stats.score_interval([1.0] * 50 + [0.0] * 350, [i // 50 for i in range(400)])
-    assert spread.high > stats.wilson(50, 400)[1] + 0.1  # subtasks that differ as wholes still widen it
+    assert spread.high > stats.agresti_coull(50, 400)[1] + 0.1  # subtasks that differ as wholes still widen it

@@ -75,7 +75,7 @@ def test_each_task_has_its_numbers() -> None:
         SCORED_ROW | {"task": "c"},
     ]
     [benchmark] = summarise(rows, {"word_problems": "m"})[0].values()
-    low, high = stats.wilson(1, 2)
+    low, high = stats.agresti_coull(1, 2)
     assert benchmark.tasks["a"] == Task(0.5, low, high, 2, 30 / 15, 15.0, 15.0, 0.5)
     assert (benchmark.tasks["b"].documents, benchmark.tasks["b"].tokens_per_forward) == (1, 1.0)
     of_scored = benchmark.tasks["c"]
@@ -116,7 +116,7 @@ def old_speed(documents: int, tokens: int, forwards: int, finish_reasons: dict[s
 
 
 def old_score(value: float, low: float, high: float, n: int) -> dict[str, Any]:
-    return {"value": value, "low": low, "high": high, "n": n, "how": "Wilson"}
+    return {"value": value, "low": low, "high": high, "n": n, "how": "Agresti-Coull"}
 
 
 # As records were written when a task was its score and a speed knew no median.
@@ -166,10 +166,10 @@ def test_older_records_are_read(tmp_path: Path) -> None:
 
 def test_mean_of_independent_intervals() -> None:
     """Symmetric parts add as standard errors do, and unlike distances stay unlike."""
-    parts = [Interval(0.5, 0.5 - half, 0.5 + half, 10, "Wilson") for half in (0.3, 0.4)]
+    parts = [Interval(0.5, 0.5 - half, 0.5 + half, 10, "Agresti-Coull") for half in (0.3, 0.4)]
     mean = stats.mean_interval(parts)
     assert (mean.value, mean.low, mean.high, mean.n) == pytest.approx((0.5, 0.25, 0.75, 20))
-    skewed = stats.mean_interval([Interval(0.0, 0.0, 0.2, 5, "Wilson")] * 4)
+    skewed = stats.mean_interval([Interval(0.0, 0.0, 0.2, 5, "Agresti-Coull")] * 4)
     assert (skewed.low, skewed.high) == pytest.approx((0.0, 0.1))
     assert stats.mean_interval(parts[:1]) == parts[0]
     with pytest.raises(ValueError, match="at least one"):
@@ -183,7 +183,10 @@ def test_coverage_of_the_mean_of_intervals() -> None:
     held = 0
     for _ in range(1000):
         right = generator.binomial(sizes, truth)
-        parts = [Interval(k / n, *stats.wilson(int(k), n), n, "Wilson") for k, n in zip(right, sizes, strict=True)]
+        parts = [
+            Interval(k / n, *stats.agresti_coull(int(k), n), n, "Agresti-Coull")
+            for k, n in zip(right, sizes, strict=True)
+        ]
         mean = stats.mean_interval(parts)
         held += mean.low <= truth.mean() <= mean.high
     assert 930 <= held <= 975

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from harness.config import ROOT
-from harness.results.stats import Interval, mean_interval, wilson
+from harness.results.stats import Interval, agresti_coull, mean_interval
 from harness.results.tables import AVERAGE
 
 PAPER = ROOT / "results" / "paper"
@@ -343,8 +343,8 @@ def _name(row: Row) -> str:
 def with_errors(frame: pd.DataFrame) -> pd.DataFrame:
     """Adds ``n``, ``low``, ``high`` (95 %, in the value's unit) and ``se``, as far as the printed numbers give them.
 
-    A score gets Wilson's interval and the binomial standard error at its benchmark's size, as if its documents were
-    drawn independently (BBH's and MMLU-Pro's come in subtasks, which the paper does not give; by them the errors would
+    A score gets Agresti and Coull's interval and the binomial standard error at its benchmark's size, as if its
+    documents were drawn independently (BBH's and MMLU-Pro's come in subtasks, which the paper does not give; by them the errors would
     be larger). An average gets those of a mean of independent parts; its ``n`` is that of all. Every other number
     has no sampling error in the paper (one run, no spread): ``low`` and ``high`` are what it may have been before it
     was rounded, and ``n`` and ``se`` are empty.
@@ -354,11 +354,13 @@ def with_errors(frame: pd.DataFrame) -> pd.DataFrame:
         value, n = row["value"], TEST_SIZES.get(row["task"])
         row |= {"n": math.nan, "low": value - row["rounding"], "high": value + row["rounding"], "se": math.nan}
         if row["metric"] == SCORE and n:
-            low, high = wilson(round(value / 100 * n), n)
+            low, high = agresti_coull(round(value / 100 * n), n)
             row |= {"n": n, "low": min(100 * low, value), "high": max(100 * high, value)}
             row["se"] = math.sqrt(value * (100 - value) / n)
     for average, parts in _with_parts([row for row in rows if row["metric"] == SCORE]):
-        whole = mean_interval([Interval(one["value"], one["low"], one["high"], one["n"], "Wilson") for one in parts])
+        whole = mean_interval(
+            [Interval(one["value"], one["low"], one["high"], one["n"], "Agresti-Coull") for one in parts]
+        )
         # The printed average is not quite the mean of the printed scores; the interval goes with the former.
         shift = average["value"] - whole.value
         average |= {"n": whole.n, "low": whole.low + shift, "high": whole.high + shift}

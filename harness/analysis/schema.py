@@ -191,7 +191,11 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         # lists=…
         Column("acceptance_lengths", WHOLES, "tokens", "tokens that each forward committed"),
         Column("token_ids", WHOLES, "", "the answer's tokens"),
+        Column("token_ends", WHOLES, "characters", "where in the text each token ends; none in older records"),
         Column("confidences", NUMBERS, "of the confidence", "of the committed tokens, where the method has it"),
+        Column("draft_depths", WHOLES, "tokens", "of judged drafts of verified MARS: masks they were read through"),
+        Column("draft_confidences", NUMBERS, "of the confidence", "the confidence that they were proposed with"),
+        Column("draft_right", TRUTHS, "", "whether the model confirmed them"),
         Column("loglikelihoods", NUMBERS, "nats", "of each choice, where the document was scored by them"),
         Column("is_greedy", TRUTHS, "", "whether greedy decoding would have given the choice"),
     ),
@@ -201,7 +205,10 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
     ),
 }  # fmt: skip
 TEXTS = ("text", "extracted", "target", "prompt_hash")
-LISTS = ("acceptance_lengths", "token_ids", "confidences", "loglikelihoods", "is_greedy")
+LISTS = (
+    "acceptance_lengths", "token_ids", "token_ends", "confidences", "draft_depths", "draft_confidences", "draft_right",
+    "loglikelihoods", "is_greedy",
+)  # fmt: skip
 
 
 def fit(column: Column, value: Any) -> Any:

@@ -22,6 +22,8 @@ class Commit:
             of the committed tokens.
         path: int64 [rows, k], numbers of the added positions that stay; None where they are 0, 1, 2, ….
         confidences: fp32 [rows, n], for the trace; None where the method has none.
+        draft_confidences: fp32 [rows, k], what each draft of a chain was proposed with, in order; NaN where that is not
+            known. The trace keeps those that were judged: the accepted ones and the first that was not.
         drafted, accepted: int64 [rows], tokens proposed beyond the guaranteed one, and those of them committed.
         draft_forwards, draft_positions: int64 [rows], cost in the method's own draft model.
     """
@@ -31,6 +33,7 @@ class Commit:
     kept: Tensor | None = None
     path: Tensor | None = None
     confidences: Tensor | None = None
+    draft_confidences: Tensor | None = None
     drafted: Tensor | None = None
     accepted: Tensor | None = None
     draft_forwards: Tensor | None = None
@@ -75,12 +78,12 @@ class Commit:
         absent = (path >= window.count[:, None]) | (steps >= self.length[:, None])
         return ((strayed | misplaced | other_token | absent) & keeps).any(1)
 
-    def to_host(self, window: Window) -> tuple[list[list[int]], list[list[int]], list[list[float]]]:
+    def to_host(self, window: Window) -> tuple[list[list[int]], list[list[int]], list[list[float]], list[list[float]]]:
         """The forward's one transfer to the host.
 
         Returns:
             Per row: [length, kept, drafted, accepted, draft_forwards, draft_positions, violates the contract, pending,
-            count], token ids, and confidences (empty where the method gives none).
+            count], token ids, confidences and draft confidences (empty where the method gives none).
         """
         zero = torch.zeros(len(self.ids), dtype=torch.long, device=self.ids.device)
         violated = zero if self.kept is None else self.violations(window)
@@ -88,12 +91,13 @@ class Commit:
             self.length, self.kept, self.drafted, self.accepted, self.draft_forwards, self.draft_positions, violated,
             window.pending, window.count,
         )  # fmt: skip
-        packed = [torch.stack([zero if c is None else c.to(zero) for c in counts], 1), self.ids]
-        if self.confidences is not None:
-            packed.append(self.confidences.float().contiguous().view(torch.int32).long())
-        host = torch.cat(packed, 1).cpu()
-        first, last = len(counts), len(counts) + self.ids.shape[1]
-        fields, ids = host[:, :first].tolist(), host[:, first:last].tolist()
-        if self.confidences is None:
-            return fields, ids, [[] for _ in ids]
-        return fields, ids, host[:, last:].to(torch.int32).view(torch.float32).tolist()
+        none = self.ids[:, :0]
+        packed = [
+            torch.stack([zero if c is None else c.to(zero) for c in counts], 1),
+            self.ids,
+            *(none if c is None else c.float().contiguous().view(torch.int32).long()
+              for c in (self.confidences, self.draft_confidences)),
+        ]  # fmt: skip
+        fields, ids, *floats = torch.cat(packed, 1).cpu().split([part.shape[1] for part in packed], 1)
+        confidences, drafts = (part.to(torch.int32).view(torch.float32).tolist() for part in floats)
+        return fields.tolist(), ids.tolist(), confidences, drafts

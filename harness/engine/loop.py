@@ -22,7 +22,7 @@ from harness.engine.caching import ACCEPT_LIMITS, cache_mode
 from harness.engine.commit import Commit
 from harness.engine.contract import Context, Decoder, Target
 from harness.engine.forward import run_window
-from harness.engine.rows import Completion, Request, Row, Step
+from harness.engine.rows import Completion, Draft, Request, Row, Step
 from harness.engine.stop import StopCheck
 from harness.engine.window import Output, Window
 from harness.errors import UserError
@@ -206,7 +206,7 @@ class Engine:
 
     def _apply(self, rows: list[Row], window: Window, commit: Commit, started: float) -> None:
         """Commit per row up to its room, its stop and its cap; move kept keys and values; count."""
-        fields, ids, confidences = commit.to_host(window)
+        fields, ids, confidences, draft_confidences = commit.to_host(window)
         if commit.path is not None:
             start = torch.tensor([row.cached for row in rows], device=commit.path.device) + window.pending.to(
                 commit.path
@@ -231,7 +231,11 @@ class Engine:
                 stats.finish_reason = "length" if row.token_limit == row.request.max_new_tokens else "context"
             row.cached = self.mode.stored(row, pending, min(kept, len(fresh)))
             row.tokens += fresh
-            row.trace.append(Step(fresh, confidences[i][: len(fresh)], draft_forwards))
+            judged = [
+                Draft(score, place < accepted)
+                for place, score in enumerate(draft_confidences[i][: min(drafted, accepted + 1)])
+            ]
+            row.trace.append(Step(fresh, confidences[i][: len(fresh)], draft_forwards, judged))
             stats.target_forwards += 1
             stats.positions += count + (1 if reading else pending)
             stats.acceptance_lengths.append(len(fresh))
@@ -255,4 +259,5 @@ class Engine:
     def _completion(self, row: Row) -> Completion:
         tokens = row.tokens[row.prompt_length :]
         text = self.stop.text(tokens, row.request.stop)
-        return Completion(row.request.key, list(row.request.prompt_ids), tokens, text, row.stats, row.trace)
+        ends = self.stop.ends(tokens, text)
+        return Completion(row.request.key, list(row.request.prompt_ids), tokens, text, row.stats, row.trace, ends)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,18 +26,36 @@ class Request:
     seed: int = 0
 
 
+class Draft(NamedTuple):
+    """A draft that the target judged: the confidence that it was proposed with (NaN: not known), and the verdict."""
+
+    confidence: float
+    is_right: bool
+
+
 @dataclass(frozen=True)
 class Step:
-    """Tokens committed by one target forward, with the confidence the method saw for each (empty if it saw none)."""
+    """What one target forward did.
+
+    Attributes:
+        token_ids: tokens that it committed.
+        confidences: what the method saw for each (empty if it saw none).
+        draft_forwards: forwards of a draft model that went before it.
+        drafts: of a method that proposes a chain with confidences: its drafts in order, up to the first wrong one.
+    """
 
     token_ids: list[int]
     confidences: list[float] = field(default_factory=list)
     draft_forwards: int = 0
+    drafts: list[Draft] = field(default_factory=list)
 
 
 @dataclass
 class Completion:
-    """One finished generation: ids include the token that ended it, the text excludes EOS and the stop string."""
+    """One finished generation: ids include the token that ended it, the text excludes EOS and the stop string.
+
+    ``token_ends`` says where in the text each token ends, in characters.
+    """
 
     key: Hashable
     prompt_ids: list[int]
@@ -45,6 +63,7 @@ class Completion:
     text: str
     stats: SequenceStats
     trace: list[Step]
+    token_ends: list[int] = field(default_factory=list)
 
 
 @dataclass(eq=False)  # a row is itself; comparing fields would read whole texts

@@ -43,3 +43,18 @@ class StopCheck:
         text = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
         cuts = [at for s in stop if (at := text.find(s)) >= 0]
         return text[: min(cuts)] if cuts else text
+
+    def ends(self, tokens: Sequence[int], text: str) -> list[int]:
+        """Where in ``text`` (as ``text`` gives it) each token ends, in characters; the last ends with it.
+
+        A token that completes no character ends where the one before it does. Only the tokens since the last whole
+        character but one are decoded together, because tokens may be spelt differently at the start of a text.
+        """
+        found, end, start, read = [], 0, 0, 0
+        for i in range(1, len(tokens) + 1):
+            before = self.tokenizer.decode(tokens[start:read], skip_special_tokens=True)
+            now = self.tokenizer.decode(tokens[start:i], skip_special_tokens=True)
+            if len(now) > len(before) and not now.endswith("\N{REPLACEMENT CHARACTER}"):
+                end, start, read = end + len(now) - len(before), read, i
+            found.append(min(end, len(text)))
+        return [*found[:-1], len(text)] if found else []

@@ -6,6 +6,7 @@ Log-likelihood requests are answered by the same weights as a plain causal LM (`
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -384,12 +385,28 @@ def _row(completion: Completion, hashed_prompt: str) -> Row:
         **_header(completion.key, hashed_prompt),
         "text": completion.text,
         "token_ids": completion.token_ids,
+        "token_ends": completion.token_ends,
         "confidences": [round(value, 6) for step in completion.trace for value in step.confidences],
+        **_drafts(completion),
         # The first forward reads the prompt, and a forward that only stores leaves no step: neither is timed apart.
         "timed_forwards": len(completion.trace) - 1,
         "timed_draft_forwards": sum(step.draft_forwards for step in completion.trace[1:]),
         **completion.stats.to_dict(),
     }
+
+
+DRAFTS = ("draft_depths", "draft_confidences", "draft_right")
+
+
+def _drafts(completion: Completion) -> Row:
+    """Depth in their chain (1: the first), confidence and verdict of the drafts that the target judged."""
+    judged = [
+        (depth, round(draft.confidence, 6), draft.is_right)
+        for step in completion.trace
+        for depth, draft in enumerate(step.drafts, 1)
+        if not math.isnan(draft.confidence)
+    ]
+    return dict(zip(DRAFTS, map(list, zip(*judged, strict=True)) if judged else ([], [], []), strict=True))
 
 
 def _scored_row(scores: Scores, hashed_prompt: str, rolling: bool) -> Row:
@@ -398,7 +415,9 @@ def _scored_row(scores: Scores, hashed_prompt: str, rolling: bool) -> Row:
         **_header(scores.key, hashed_prompt),
         "text": "",
         "token_ids": [],
+        "token_ends": [],
         "confidences": [],
+        **{name: [] for name in DRAFTS},
         "timed_forwards": 0,
         "timed_draft_forwards": 0,
         **SequenceStats(

@@ -49,17 +49,21 @@ class Comparison:
     losses: int
 
 
-def wilson(successes: int, n: int, level: float = LEVEL) -> tuple[float, float]:
-    """Wilson's score interval of a proportion; right also at 0 and n successes and for small n."""
-    z = NormalDist().inv_cdf(0.5 + level / 2)
-    p = successes / n
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+def agresti_coull(successes: int, n: int, level: float = LEVEL) -> tuple[float, float]:
+    """Interval of a proportion: Wald's after adding z²/2 right and z²/2 wrong answers (Agresti and Coull 1998).
+
+    It holds Wilson's and has its centre, but does not fall short near 0 and 1 as that does: at 95 % it covers at least
+    94 % for rates from 0.02 to 0.98 at 164 documents or more (Wilson: 92.99 %). Right also at 0 and n successes.
+    """
+    z2 = NormalDist().inv_cdf(0.5 + level / 2) ** 2
+    more = n + z2
+    centre = (successes + z2 / 2) / more
+    half = math.sqrt(z2 * centre * (1 - centre) / more)
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def score_interval(scores: Sequence[float], clusters: Sequence[Any] | None = None, seed: int = 0) -> Interval:
-    """Mean score with its interval: Wilson for right/wrong scores, a bootstrap otherwise.
+    """Mean score with its interval: Agresti and Coull's for right/wrong scores, a bootstrap otherwise.
 
     Args:
         scores: one per document.
@@ -78,12 +82,12 @@ def score_interval(scores: Sequence[float], clusters: Sequence[Any] | None = Non
     if clusters is not None and len(set(clusters)) >= MIN_CLUSTERS:
         low, high = _cluster_bootstrap(values, clusters, seed)
         if is_binary:
-            alone = wilson(int(values.sum()), n)
+            alone = agresti_coull(int(values.sum()), n)
             low, high = min(low, alone[0]), max(high, alone[1])
         return Interval(mean, low, high, n, "bootstrap over subtasks")
     if is_binary:
-        low, high = wilson(int(values.sum()), n)
-        return Interval(mean, low, high, n, "Wilson")
+        low, high = agresti_coull(int(values.sum()), n)
+        return Interval(mean, low, high, n, "Agresti-Coull")
     low, high = _bootstrap(values, seed)
     return Interval(mean, low, high, n, "bootstrap")
 
