@@ -344,10 +344,10 @@ def with_errors(frame: pd.DataFrame) -> pd.DataFrame:
     """Adds ``n``, ``low``, ``high`` (95 %, in the value's unit) and ``se``, as far as the printed numbers give them.
 
     A score gets Agresti and Coull's interval and the binomial standard error at its benchmark's size, as if its
-    documents were drawn independently (BBH's and MMLU-Pro's come in subtasks, which the paper does not give; by them the errors would
-    be larger). An average gets those of a mean of independent parts; its ``n`` is that of all. Every other number
-    has no sampling error in the paper (one run, no spread): ``low`` and ``high`` are what it may have been before it
-    was rounded, and ``n`` and ``se`` are empty.
+    documents were drawn independently (BBH's and MMLU-Pro's come in subtasks, which the paper does not give; by them
+    the errors would be larger). An average gets those of a mean of independent parts; its ``n`` is that of all. Every
+    other number has no sampling error in the paper (one run, no spread): ``low`` and ``high`` are what it may have been
+    before it was rounded, and ``n`` and ``se`` are empty.
     """
     rows: list[Row] = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
     for row in rows:

@@ -45,7 +45,7 @@ DOCUMENT_TYPES = {
     "finish_reason": "string",  # eos | stop | length | context | scored
     "text": "string",
     "token_ids": "list<int64>",
-    "token_ends": "list<int64>",  # where in the text (of gated benchmarks: the plain one) each token ends, in characters
+    "token_ends": "list<int64>",  # where in the text (of gated benchmarks: in plain) each token ends, in characters
     "confidences": "list<double>",
     # Of drafts that the target judged, where they are a chain proposed with confidences (verified MARS): place in the
     # chain, which is the number of masks that it was predicted through; confidence; whether it was right.

@@ -1,0 +1,74 @@
+"""Measured cells in the shape of the published ones, so that tables, figures and claims read both alike.
+
+measured(results)         # every cell: a row for each benchmark and metric, in the columns of ``published``
+usual(measured(results))  # of cells that differ in nothing that the paper tells apart, one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from harness.analysis.frames import Results
+from harness.analysis.published import FORWARD, IDENTITY, RATE, SCORE, SECONDS, UNITS
+from harness.results.tables import AVERAGE
+
+# The paper's scales, by the models that they are of; every other model is a scale of its own.
+SCALES = {"qwen2.5-0.5b": "0.5b", "qwen2.5-7b": "7b"}
+BESIDES = ("key", "model", "options", "seed", "dtype", "limit", "created")
+COLUMNS = (*IDENTITY, "value", "unit", "low", "high", "n", "se", *BESIDES)
+_NUMBERS = ("block_size", "tau", "cache_block", "batch_size", "num_drafts", "value", "low", "high", "n", "se")
+
+
+def measured(results: Results) -> pd.DataFrame:
+    """Score, tokens per forward, tokens per second and seconds of every greedy cell, a row each.
+
+    Returns:
+        ``COLUMNS``: the cell (``IDENTITY``, as in ``published``; ``scale`` is the paper's where the model is one of
+        its, else the model's name; ``task`` is the benchmark, or ``average``); value with unit (scores in percent) and
+        95 % interval (of speeds, one run: the value itself); ``n`` documents; ``se`` empty; run key, model, the
+        method's other options, seed, dtype, limit and time. Cells with a temperature are left out: the paper has none.
+    """
+    cells = results.cells
+    rows = [row for cell in _plain(cells) for row in _rows(cell)]
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    types = {name: "float64" if name in _NUMBERS else "object" for name in (*IDENTITY, "value", "low", "high", "n")}
+    return frame.astype(types | {"se": "float64"})
+
+
+def _plain(cells: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    for row in cells.to_dict("records"):
+        found = {str(name): None if value is pd.NA else value for name, value in row.items()}
+        if not found["temperature"]:
+            yield found
+
+
+def _rows(cell: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The metrics of a row of ``cells``."""
+    identity = {name: cell.get(name) for name in IDENTITY if name not in ("scale", "task", "metric")}
+    identity |= {name: cell.get(f"axis.{name}") for name in ("target", "draft")}
+    drafts = cell.get("axis.num_drafts") if cell["method"] == "speculative" else None
+    identity |= {"scale": SCALES.get(cell["model"], cell["model"]), "num_drafts": drafts and float(drafts)}
+    row = identity | {name: cell[name] for name in BESIDES}
+    row |= {"task": AVERAGE if cell["is_average"] else cell["benchmark"], "n": cell["n"]}
+    score = {name: 100 * cell[column] for name, column in
+             (("value", "score"), ("low", "score_low"), ("high", "score_high"))}  # fmt: skip
+    yield row | score | {"metric": SCORE, "unit": UNITS[SCORE]}
+    for metric in (FORWARD, RATE, SECONDS):
+        if cell["new_tokens"]:
+            value = cell[metric]
+            yield row | {"metric": metric, "unit": UNITS[metric], "value": value, "low": value, "high": value}
+
+
+def usual(frame: pd.DataFrame) -> pd.DataFrame:
+    """Of cells that agree in ``IDENTITY``, the one with most documents, then the newest.
+
+    They may differ in seed, dtype, limit or a method's options; the column ``key`` says which one it is.
+    """
+    ranked = frame.sort_values(["n", "created", "key"], ascending=False, kind="stable")
+    whole = frame.groupby("key")["n"].max()  # a cell is chosen whole, not benchmark by benchmark
+    ranked = ranked.assign(_whole=ranked["key"].map(whole)).sort_values("_whole", ascending=False, kind="stable")
+    kept = ranked.drop_duplicates(subset=list(IDENTITY))
+    return frame.loc[kept.index.sort_values()].reset_index(drop=True)

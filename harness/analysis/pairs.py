@@ -1,0 +1,66 @@
+"""Paired comparisons of cells on the documents that both answered, each computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from harness.analysis.frames import Results
+from harness.results.stats import Comparison, compare, mean_interval
+from harness.results.tables import AVERAGE
+
+_NEEDED = ("benchmark", "task", "doc_id", "score")
+
+
+class Pairs:
+    """Differences in score between cells, document by document; fractions, first minus second."""
+
+    def __init__(self, results: Results) -> None:
+        self._results = results
+        self._known: dict[tuple[str, str, str], Comparison | None] = {}
+
+    def difference(self, first: str, second: str, benchmark: str) -> Comparison | None:
+        """Paired difference of two cells on a benchmark, or with ``average`` the plain mean over those of both.
+
+        Args:
+            first, second: run keys.
+
+        Returns:
+            None where they share no document. The average's parts are on documents of their own, so independent: its
+            interval is that of ``stats.mean_interval``, and it has no p-value.
+        """
+        place = (first, second, benchmark)
+        if place not in self._known:
+            found = self._average(first, second) if benchmark == AVERAGE else self._compare(first, second, benchmark)
+            self._known[place] = found
+        return self._known[place]
+
+    def benchmarks(self, key: str) -> list[str]:
+        """Benchmarks of a cell."""
+        return [benchmark for other, benchmark in self._scores if other == key]
+
+    @cached_property
+    def _scores(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
+        documents = self._results.documents[["key", *_NEEDED]]
+        groups = documents.groupby(["key", "benchmark"], observed=True, sort=False)
+        return {(str(key), str(benchmark)): _rows(part) for (key, benchmark), part in groups}
+
+    def _compare(self, first: str, second: str, benchmark: str) -> Comparison | None:
+        sides = [self._scores.get((key, benchmark), []) for key in (first, second)]
+        return compare(*sides) if all(sides) else None
+
+    def _average(self, first: str, second: str) -> Comparison | None:
+        shared = [name for name in self.benchmarks(first) if (second, name) in self._scores]
+        found = [self.difference(first, second, name) for name in shared]
+        parts = [one for one in found if one is not None]
+        if not parts:
+            return None
+        whole = mean_interval([one.difference for one in parts])
+        return Comparison(whole, None, sum(one.wins for one in parts), sum(one.losses for one in parts))
+
+
+def _rows(part: pd.DataFrame) -> Sequence[dict[str, Any]]:
+    return part[["task", "doc_id", "score"]].to_dict("records")
