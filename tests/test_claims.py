@@ -116,14 +116,14 @@ CASES: dict[Callable[..., claims.Finding], dict[str, dict[str, pd.DataFrame]]] =
     },
     claims.more_ar_epochs_gain_nothing: {
         SUPPORTED: {
-            "worse": frame(scores(AR, 50, 60), scores(AR | {"variant": "10_epochs"}, 48, 58)),
-            "less than a point up": frame(scores(AR, 50, 60), scores(AR | {"variant": "10_epochs"}, 50.1, 60.1)),
+            "worse": frame(scores(AR, 50, 60), scores(AR | {"variant": "compute_matched"}, 48, 58)),
+            "less than a point up": frame(scores(AR, 50, 60), scores(AR | {"variant": "compute_matched"}, 50.1, 60.1)),
         },
         CONTRADICTED: {
-            "up on average": frame(scores(AR, 50, 60), scores(AR | {"variant": "10_epochs"}, 52, 62)),
-            "level on average, one task up": frame(scores(AR, 50, 60), scores(AR | {"variant": "10_epochs"}, 55, 55)),
+            "up on average": frame(scores(AR, 50, 60), scores(AR | {"variant": "compute_matched"}, 52, 62)),
+            "level on average, one task up": frame(scores(AR, 50, 60), scores(AR | {"variant": "compute_matched"}, 55, 55)),
         },
-        UNDECIDED: {"wide": frame(scores(AR, 50, se=2), scores(AR | {"variant": "10_epochs"}, 50, se=2))},
+        UNDECIDED: {"wide": frame(scores(AR, 50, se=2), scores(AR | {"variant": "compute_matched"}, 50, se=2))},
         NOT_MEASURED: {"5 epochs only": frame(scores(AR, 50))},
     },
     claims.block_diffusion_degrades: {

@@ -113,7 +113,7 @@ def more_ar_epochs_gain_nothing(rows: Rows) -> Finding:
     Supported: the average's gap is below +``MARGIN`` with its whole interval, and no task gains for certain (Holm).
     Contradicted: the average's interval lies above 0, or a task gains for certain. Undecided otherwise.
     """
-    found = compare(rows, {**AR, "variant": "10_epochs"}, AR)
+    found = compare(rows, {**AR, "variant": "compute_matched"}, AR)
     if found is None:
         return _not_measured("scores of AR SFT trained for 10 epochs beside 5")
     return Finding(_none_that_way(found, 1), f"{_interval(found.average)}; {_tasks(found)}")

@@ -44,7 +44,7 @@ COMPARISONS: tuple[tuple[str, Where, Where], ...] = (
     ),
     ("MARS τ=0.95 − one-token MARS", {**MARS, **MULTI_TOKEN, "block_size": EACH_BLOCK_SIZE},
      {**MARS, **ONE_TOKEN, "block_size": EACH_BLOCK_SIZE}),
-    ("AR SFT 10 − 5 epochs", {**AR, "variant": "10_epochs"}, AR),
+    ("AR SFT 10 − 5 epochs", {**AR, "variant": "compute_matched"}, AR),
     ("Block Diffusion − AR SFT",
      {"method": "block_diffusion", "variant": None, "tau": 1.0, "block_size": EACH_BLOCK_SIZE}, AR),
     ("Jacobi − AR SFT", {"method": "jacobi", "variant": None}, AR),

@@ -17,13 +17,23 @@ from harness.results.tables import AVERAGE
 
 # The paper's scales, by the models that they are of; every other model is a scale of its own.
 SCALES = {"qwen2.5-0.5b": "0.5b", "qwen2.5-7b": "7b"}
+# Of a suite's average FORWARD is over all documents and TASK_MEAN, which the paper prints, the mean of its tasks' ratios.
+TASK_MEAN, POSITIONS, EQUIVALENT = (
+    "tokens_per_forward_task_mean",
+    "positions_per_token",
+    "tokens_per_equivalent_forward",
+)
+SPEEDS = {
+    FORWARD: UNITS[FORWARD], TASK_MEAN: UNITS[FORWARD], EQUIVALENT: UNITS[FORWARD], POSITIONS: "positions / token",
+    RATE: UNITS[RATE], SECONDS: UNITS[SECONDS],
+}  # fmt: skip
 BESIDES = ("key", "model", "options", "seed", "dtype", "limit", "created")
 COLUMNS = (*IDENTITY, "value", "unit", "low", "high", "n", "se", *BESIDES)
 _NUMBERS = ("block_size", "tau", "cache_block", "batch_size", "num_drafts", "value", "low", "high", "n", "se")
 
 
 def measured(results: Results) -> pd.DataFrame:
-    """Score, tokens per forward, tokens per second and seconds of every greedy cell, a row each.
+    """Score and speeds (``SPEEDS``) of every greedy cell, a row each.
 
     Returns:
         ``COLUMNS``: the cell (``IDENTITY``, as in ``published``; ``scale`` is the paper's where the model is one of
@@ -56,10 +66,10 @@ def _rows(cell: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     score = {name: 100 * cell[column] for name, column in
              (("value", "score"), ("low", "score_low"), ("high", "score_high"))}  # fmt: skip
     yield row | score | {"metric": SCORE, "unit": UNITS[SCORE]}
-    for metric in (FORWARD, RATE, SECONDS):
-        if cell["new_tokens"]:
-            value = cell[metric]
-            yield row | {"metric": metric, "unit": UNITS[metric], "value": value, "low": value, "high": value}
+    for metric, unit in SPEEDS.items():
+        value = cell[metric] if cell["new_tokens"] else None
+        if value is not None:
+            yield row | {"metric": metric, "unit": unit, "value": value, "low": value, "high": value}
 
 
 def usual(frame: pd.DataFrame) -> pd.DataFrame:

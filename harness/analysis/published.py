@@ -47,7 +47,7 @@ METHODS = {
     "block_diffusion": "block_diffusion",
     "jacobi": "jacobi",
 }
-VARIANTS = {"no fine-tune": "base", "5 epochs": None, "10 epochs": "10_epochs", "no_sft_loss": "no_sft_loss"}
+VARIANTS = {"no fine-tune": "base", "5 epochs": None, "10 epochs": "compute_matched", "no_sft_loss": "no_sft_loss"}
 CACHES = {"ar": "cursor", "mars_no_cache": "none", "mars_block_cache": "block"}  # AR's is the usual KV cache
 
 SCORE, DELTA, FORWARD = "score", "delta", "tokens_per_forward"
