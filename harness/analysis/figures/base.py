@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -21,8 +21,9 @@ class Figure:
         title: one line.
         caption: what is shown, of how many documents, how its intervals are made; plain sentences.
         points: exactly what is plotted, a row each; its CSV file. Empty: nothing was measured.
-        draw: makes the drawing of ``points`` alone.
+        draw: makes the drawing of ``points`` alone; ``style.render`` calls it with the look of all figures.
         missing: of a figure without points: what has to be run for it, as a command where there is one.
+        extra: further files of the figure, content by suffix (``html``, ``txt``).
     """
 
     name: str
@@ -31,3 +32,4 @@ class Figure:
     points: pd.DataFrame
     draw: Callable[[pd.DataFrame], Drawing]
     missing: str = ""
+    extra: Mapping[str, str] = field(default_factory=dict)
