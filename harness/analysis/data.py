@@ -12,7 +12,9 @@ from harness.analysis.frames import Results, load
 from harness.analysis.measured import measured, usual
 from harness.analysis.pairs import Pairs
 from harness.analysis.published import PAPER, read_published, with_errors
+from harness.analysis.training import read_training
 from harness.config import ROOT
+from harness.models.checkpoints import default_checkpoints_dir
 
 REFERENCE = ROOT / "results" / "reference"
 RESULTS = ROOT / "results"
@@ -49,6 +51,11 @@ class Data:
     def pairs(self) -> Pairs:
         """Paired differences between cells."""
         return Pairs(self.results)
+
+    @cached_property
+    def training(self) -> pd.DataFrame:
+        """``training.read_training``: logs beside the checkpoints and those kept with the results."""
+        return read_training(default_checkpoints_dir(), *self.roots, report=self.results.report)
 
 
 def open_data(*roots: str | Path, quiet: bool = False) -> Data:
