@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure as Drawing
 
 if TYPE_CHECKING:
@@ -67,10 +68,10 @@ VARIANTS = {"no_sft_loss": "without SFT loss", "base": "not fine-tuned", "comput
 LOOK: dict[str, Any] = {
     "font.family": "DejaVu Sans", "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7,
     "ytick.labelsize": 7, "legend.fontsize": 7, "figure.titlesize": 9, "axes.spines.top": False,
-    "axes.spines.right": False, "axes.linewidth": 0.6, "axes.axisbelow": True, "axes.grid": True, "grid.color": "#DDDDDD",
-    "grid.linewidth": 0.5, "xtick.major.width": 0.6, "ytick.major.width": 0.6, "lines.linewidth": 1.2,
-    "lines.markersize": 4, "errorbar.capsize": 0, "legend.frameon": False, "legend.handlelength": 2.4,
-    "figure.constrained_layout.use": True, "savefig.dpi": DPI, "pdf.fonttype": 42, "svg.fonttype": "none",
+    "axes.spines.right": False, "axes.linewidth": 0.6, "axes.axisbelow": True, "axes.grid": True,
+    "grid.color": "#DDDDDD", "grid.linewidth": 0.5, "xtick.major.width": 0.6, "ytick.major.width": 0.6,
+    "lines.linewidth": 1.2, "lines.markersize": 4, "errorbar.capsize": 0, "legend.frameon": False,
+    "legend.handlelength": 2.4, "figure.constrained_layout.use": True, "savefig.dpi": DPI, "pdf.fonttype": 42, "svg.fonttype": "none",
 }  # fmt: skip
 _lock = threading.RLock()  # matplotlib's settings are global
 
@@ -147,12 +148,17 @@ def save(figure: Figure, folder: Path) -> list[Path]:
     if figure.points.empty:
         return []
     folder.mkdir(parents=True, exist_ok=True)
+    pdf, png, csv = (folder / f"{figure.name}.{suffix}" for suffix in ("pdf", "png", "csv"))
     with look():
         drawing = figure.draw(figure.points)
-        pdf, png, csv = (folder / f"{figure.name}.{suffix}" for suffix in ("pdf", "png", "csv"))
+        drawing.set_dpi(DPI)
+        engine = drawing.get_layout_engine()
+        if engine is not None:  # once; ``savefig`` would lay out and draw twice for each file
+            engine.execute(drawing)
+            drawing.set_layout_engine("none")
+        FigureCanvasAgg(drawing).print_png(png, metadata={"Software": None})
         about = {"Title": figure.title, "Creator": None, "Producer": None, "CreationDate": None}
-        drawing.savefig(pdf, metadata=about)
-        drawing.savefig(png, dpi=DPI, metadata={"Software": None})
+        FigureCanvasPdf(drawing).print_pdf(pdf, metadata=about)
     figure.points.to_csv(csv, index=False, lineterminator="\n")
     written = [pdf, png, csv]
     for suffix, content in figure.extra.items():
