@@ -1,0 +1,263 @@
+"""Speed at equal quality: for each method the fastest setting whose paired loss in score is bounded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.data import Data
+from harness.analysis.figures import style
+from harness.analysis.figures.base import Figure
+from harness.analysis.figures.frontier import AR, left_out
+from harness.analysis.figures.settings import (
+    CONDITIONS,
+    Matrix,
+    known,
+    matrices,
+    scale_of,
+    setting_name,
+    settings,
+)
+from harness.analysis.published import FORWARD, RATE
+from harness.results.stats import LEVEL, MIN_CLUSTERS, Interval, mean_interval
+from harness.results.tables import AVERAGE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+BOUNDS = (1, 2, 5)  # points of score that a setting may lose at most
+PANELS, METHODS = 6, 12
+SPEEDS = {FORWARD: "tokens / forward", "speedup": "tokens / s over AR SFT's"}
+COLUMNS = (
+    "panel", "method", "series", "speed", "bound", "value", "setting", "key", "difference", "low", "level", "num_settings",
+    "best_low", "n",
+)  # fmt: skip
+_LOOKS = {1: ("#000000", "o"), 2: ("#6E6E6E", "s"), 5: ("#ABABAB", "D")}
+
+
+def make(data: Data) -> list[Figure]:
+    """The figure."""
+    points, num_left = _points(data)
+    counts = points["num_settings"]
+    tried = f"{counts.min():.0f} to {counts.max():.0f} settings" if len(points) else "no setting"
+    caption = (
+        "For each method the most committed tokens per forward, and the most tokens per second over AR SFT's on the "
+        "same machine, among its settings (threshold, block size, confidence, cache, options) that lose at most 1, 2 "
+        "or 5 points of score against AR SFT on the same documents: the lower end of the interval of their paired "
+        f"difference lies above −1, −2, −5. The best of {tried} of a method is a choice, so all of its intervals are "
+        f"widened to hold together: each at level 1 − {1 - LEVEL:.2g} / (settings tried), Bonferroni's; different "
+        "methods are not corrected for each other. A setting also has to keep the bound in the tables' interval at "
+        f"{LEVEL:.0%}. What cannot be shown with this many documents counts as not within the bound, whatever the "
+        "method guarantees."
+    )
+    if len(points):
+        documents = sorted({f"{n:,.0f}" for n in points["n"]}, key=lambda text: int(text.replace(",", "")))
+        caption += f" Shared documents: {documents[0]}" + (f" to {documents[-1]}." if documents[1:] else ".")
+    run = "python -m harness.run -m method=ar_sft,mars,block_diffusion,jacobi,medusa,eagle tau=0.7,0.8,0.9,0.95,1.0"
+    return [Figure("equal_quality", "Speed at equal quality", caption + num_left, points, draw, run)]
+
+
+def _points(data: Data) -> tuple[pd.DataFrame, str]:
+    cells = settings(data, *CONDITIONS)
+    references = {key: data.results.reference(key) for key in cells["key"].unique()}
+    cells = cells.assign(reference=cells["key"].map(references))
+    is_compared = (cells["method"] != AR) & cells["reference"].notna() & cells[FORWARD].notna()
+    compared = cells[is_compared]
+    found = matrices(data, [*compared["key"], *compared["reference"]], ["score"])
+    panels = list(compared.groupby(["model", "benchmark"], sort=True))
+    panels.sort(key=lambda panel: -len(panel[1]))  # stable: by name among equals
+    rows, num_methods = [], 0
+    for (model, benchmark), part in panels[:PANELS]:
+        baselines = cells[(cells["model"] == model) & (cells["benchmark"] == benchmark) & (cells["method"] == AR)]
+        series = list(part.groupby(["method", "variant"], dropna=False, sort=False))
+        num_methods += len(series[METHODS:])
+        for _, tried in series[:METHODS]:
+            rows += _best(data, tried, baselines, found, style.panel_title(scale_of(model), benchmark))
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    return frame, left_out(("panels", len(panels[PANELS:])), ("methods", num_methods))
+
+
+def _best(
+    data: Data, tried: pd.DataFrame, baselines: pd.DataFrame, found: dict[str, Matrix], panel: str
+) -> list[dict[str, Any]]:
+    """A row for each speed and bound of a method; without a setting within the bound its value is empty."""
+    pairs = tried[["key", "reference"]].drop_duplicates()
+    level = 1 - (1 - LEVEL) / len(pairs)
+    candidates = []
+    for row in tried.to_dict("records"):
+        own = bound(data, found, row["key"], row["reference"], row["benchmark"], level)
+        if own is not None:
+            candidates.append({**row, "interval": own, "speedup": _speedup(row, baselines)})
+    if not candidates:
+        return []
+    highest = max(100 * one["interval"].low for one in candidates)
+    first = candidates[0]
+    shared = {
+        "panel": panel, "method": first["method"], "series": style.display(first["method"], first["variant"]),
+        "level": level, "num_settings": len(pairs), "best_low": highest,
+    }  # fmt: skip
+    rows = []
+    for speed in SPEEDS:
+        timed = [one for one in candidates if one[speed] is not None]
+        for points in BOUNDS if timed else ():
+            within = [one for one in timed if 100 * one["interval"].low > -points]
+            best = max(within, key=lambda one: (one[speed], one["key"]), default=None)
+            row = shared | {"speed": speed, "bound": points, "n": max(one["interval"].n for one in timed)}
+            if best is not None:
+                interval = best["interval"]
+                row |= {
+                    "value": best[speed], "setting": setting_name(best), "key": best["key"], "n": interval.n,
+                    "difference": 100 * interval.value, "low": 100 * interval.low,
+                }  # fmt: skip
+            rows.append(row)
+    return rows
+
+
+def _speedup(row: dict[str, Any], baselines: pd.DataFrame) -> float | None:
+    """Tokens per second over those of AR SFT under the same conditions, which is with its usual cache if there is one.
+
+    None where there is none.
+    """
+    if row[RATE] is None:
+        return None
+    same = [
+        one for one in baselines.to_dict("records")
+        if one["variant"] is None and one[RATE] and all(one[name] == row[name] for name in CONDITIONS)
+    ]  # fmt: skip
+    same.sort(key=lambda one: (one["cache"] != "cursor", one["cache"] != row["cache"], -one["n"], one["key"]))
+    return float(row[RATE] / same[0][RATE]) if same else None
+
+
+def bound(
+    data: Data, found: dict[str, Matrix], key: str, reference: str, benchmark: str, level: float
+) -> Interval | None:
+    """Paired difference of a cell from its reference with an interval at a level, never narrower below than the tables'.
+
+    None where they share no document.
+    """
+    told = data.pairs.difference(key, reference, benchmark)
+    if told is None:
+        return None
+    names = data.pairs.benchmarks(key) if benchmark == AVERAGE else [benchmark]
+    parts = []
+    for name in names:
+        matrix = found.get(name)
+        if matrix is None or not {key, reference} <= {*matrix.keys}:
+            continue
+        first, second = (matrix.column("score", one) for one in (key, reference))
+        shared = ~(np.isnan(first) | np.isnan(second))
+        if shared.any():
+            parts.append(paired_interval(first[shared], second[shared], matrix.tasks[shared], level))
+    own = mean_interval(parts)
+    return Interval(own.value, min(own.low, told.difference.low), max(own.high, told.difference.high), own.n, own.how)
+
+
+def paired_interval(first: np.ndarray, second: np.ndarray, tasks: Sequence[str], level: float) -> Interval:
+    """Mean of first minus second, whose interval also holds at levels that 10,000 resamples cannot tell.
+
+    Right and wrong answers: Agresti and Min's (2005), Wald's after adding half a pair to each of the four outcomes.
+    Otherwise, and from ``MIN_CLUSTERS`` subtasks on, the normal interval with the standard error of the mean over
+    documents, over subtasks if these are many; with few of them (n) the error is taken n / (n − 1) times, and z for the
+    Student quantile of n − 1 degrees of freedom.
+    """
+    differences = first - second
+    n, mean = len(differences), float(differences.mean())
+    _, index = np.unique(np.asarray(tasks, dtype=str), return_inverse=True)
+    num_tasks = int(index.max()) + 1
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    is_binary = bool(np.isin(np.concatenate([first, second]), (0.0, 1.0)).all())
+    up, down = ((differences > 0).sum() + 0.5) / (n + 2), ((differences < 0).sum() + 0.5) / (n + 2)
+    centre, half = up - down, z * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
+    low, high, how = max(-1.0, centre - half), min(1.0, centre + half), "Agresti-Min"
+    if num_tasks < MIN_CLUSTERS and is_binary:
+        return Interval(mean, low, high, n, how)
+    if num_tasks >= MIN_CLUSTERS:
+        sums, k = np.bincount(index, weights=differences - mean), num_tasks
+    else:
+        sums, k = differences - mean, n
+    if k < 2:
+        return Interval(mean, -1.0, 1.0, n, "one document")
+    error = student(z, k - 1) * math.sqrt(float((sums**2).sum()) * k / (k - 1)) / n
+    ends = (mean - error, mean + error)
+    if is_binary:  # clusters that agree by chance do not make it narrower than independent documents
+        ends = (min(ends[0], low), max(ends[1], high))
+    return Interval(mean, *ends, n, "Student's, over subtasks" if num_tasks >= MIN_CLUSTERS else "Student's")
+
+
+def student(z: float, freedom: int) -> float:
+    """Student's quantile for the normal one (Abramowitz and Stegun 26.7.5); within 1 % from 7 degrees of freedom on."""
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return sum(term / freedom**power for power, term in enumerate(terms))
+
+
+def draw(points: pd.DataFrame) -> Drawing:
+    """A row of panels for each model and benchmark, a band for each method, in it a line for each bound."""
+    panels = list(points.groupby("panel", sort=False))
+    heights = [part["series"].nunique() for _, part in panels]
+    drawing, axes = style.new_figure(
+        style.PAGE, 0.9 + sum(0.3 + 0.42 * height for height in heights), len(panels), 2, height_ratios=heights
+    )
+    for places, (title, part) in zip(axes, panels, strict=True):
+        names = list(dict.fromkeys(part["series"]))
+        for place, (speed, label) in zip(places, SPEEDS.items(), strict=True):
+            _panel(place, part[part["speed"] == speed], names)
+            place.set_xlabel(label)
+            if place is places[0]:
+                place.set_yticks(range(len(names)), names)
+                place.set_title(str(title), loc="left")
+            else:
+                place.set_yticks(range(len(names)), [""] * len(names))
+    handles = [
+        axes[0, 0].plot([], [], marker=marker, color=color, lw=1.6, label=f"loses at most {points} of score")[0]
+        for points, (color, marker) in _LOOKS.items()
+    ]
+    drawing.legend(handles=handles, loc="outside lower center", ncols=3)
+    return drawing
+
+
+def _panel(place: Axes, part: pd.DataFrame, names: list[str]) -> None:
+    highest = max(1.2, part["value"].max()) if part["value"].notna().any() else 1.2
+    place.set_xlim(0, 1.55 * highest)  # room for the settings' names
+    place.set_ylim(len(names) - 0.5, -0.5)
+    place.grid(axis="y", visible=False)
+    place.tick_params(axis="y", length=0)
+    place.axvline(1, color="black", lw=0.8, ls="--")
+    for number, name in enumerate(names):
+        rows = part[part["series"] == name]
+        if number:
+            place.axhline(number - 0.5, color="#DDDDDD", lw=0.5)
+        if rows.empty:
+            place.text(1.03, number, "no AR SFT on the same machine", va="center", fontsize=6, style="italic")
+        elif rows["value"].isna().all():
+            low = rows["best_low"].iloc[0]
+            text = f"none within {BOUNDS[-1]} points (best bound {low:+.1f})"
+            place.text(1.03, number, text, va="center", fontsize=6, style="italic")
+        else:
+            _marks(place, rows, number)
+
+
+def _marks(place: Axes, rows: pd.DataFrame, number: int) -> None:
+    said = ""
+    for offset, row in zip((-0.27, 0.0, 0.27), rows.sort_values("bound").to_dict("records"), strict=True):
+        color, marker = _LOOKS[row["bound"]]
+        y = number + offset
+        if not known(row["value"]):
+            place.text(1.03, y, f"none within {row['bound']}", va="center", fontsize=6, style="italic")
+            continue
+        place.plot([1, row["value"]], [y, y], color=color, lw=1.6, solid_capstyle="butt")
+        place.plot(row["value"], y, marker, color=color, ms=4.2, mec="black", mew=0.5)
+        text = f"{row['value']:.2f}" + (f"  {row['setting']}" if row["setting"] and row["setting"] != said else "")
+        said = row["setting"]
+        place.annotate(text, (max(1, row["value"]), y), (5, 0), textcoords="offset points", va="center", fontsize=6)
