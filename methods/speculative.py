@@ -177,7 +177,7 @@ class Speculative(Method):
         output = run_window(self.model, self.cache, window, [r.slot for r in ours], [r.cached for r in ours])
         output.logits = output.logits[..., : self.vocab_size]  # embeddings are padded to sizes of their own
         commit = self._draft.accept(ours, output)
-        fields, ids, _ = commit.to_host(window)
+        fields, ids, *_ = commit.to_host(window)
         for n, (i, row) in enumerate(zip(behind, ours, strict=True)):
             length, kept = fields[n][:2]
             pending, added = fields[n][-2:]
