@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 BOUNDS = (1, 2, 5)  # points of score that a setting may lose at most
 PANELS, METHODS = 6, 12
-SPEEDS = {FORWARD: "tokens / forward", "speedup": "tokens / s over AR SFT's"}
+SPEEDS = {FORWARD: "tokens / forward (AR SFT: 1)", "speedup": "tokens / s over AR SFT's"}
 COLUMNS = (
-    "panel", "method", "series", "speed", "bound", "value", "setting", "key", "difference", "low", "level", "num_settings",
-    "best_low", "n",
+    "panel", "method", "series", "speed", "bound", "value", "setting", "key", "difference", "low", "level",
+    "num_settings", "best_low", "n",
 )  # fmt: skip
 _LOOKS = {1: ("#000000", "o"), 2: ("#6E6E6E", "s"), 5: ("#ABABAB", "D")}
 
@@ -77,8 +77,10 @@ def _points(data: Data) -> tuple[pd.DataFrame, str]:
         baselines = cells[(cells["model"] == model) & (cells["benchmark"] == benchmark) & (cells["method"] == AR)]
         series = list(part.groupby(["method", "variant"], dropna=False, sort=False))
         num_methods += len(series[METHODS:])
-        for _, tried in series[:METHODS]:
-            rows += _best(data, tried, baselines, found, style.panel_title(scale_of(model), benchmark))
+        panel = style.panel_title(scale_of(model), benchmark)
+        bests = [_best(data, tried, baselines, found, panel) for _, tried in series[:METHODS]]
+        for best in sorted(bests, key=_rank):
+            rows += best
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     return frame, left_out(("panels", len(panels[PANELS:])), ("methods", num_methods))
 
@@ -119,6 +121,11 @@ def _best(
     return rows
 
 
+def _rank(rows: list[dict[str, Any]]) -> tuple[float, ...]:
+    """Methods with most tokens per forward within the tightest bound come first, then within the next one."""
+    return tuple(-row.get("value", 0.0) for row in rows if row["speed"] == FORWARD)
+
+
 def _speedup(row: dict[str, Any], baselines: pd.DataFrame) -> float | None:
     """Tokens per second over those of AR SFT under the same conditions, which is with its usual cache if there is one.
 
@@ -137,7 +144,7 @@ def _speedup(row: dict[str, Any], baselines: pd.DataFrame) -> float | None:
 def bound(
     data: Data, found: dict[str, Matrix], key: str, reference: str, benchmark: str, level: float
 ) -> Interval | None:
-    """Paired difference of a cell from its reference with an interval at a level, never narrower below than the tables'.
+    """Paired difference of a cell from its reference with an interval at a level, never within the tables' one.
 
     None where they share no document.
     """
@@ -162,9 +169,8 @@ def paired_interval(first: np.ndarray, second: np.ndarray, tasks: Sequence[str],
     """Mean of first minus second, whose interval also holds at levels that 10,000 resamples cannot tell.
 
     Right and wrong answers: Agresti and Min's (2005), Wald's after adding half a pair to each of the four outcomes.
-    Otherwise, and from ``MIN_CLUSTERS`` subtasks on, the normal interval with the standard error of the mean over
-    documents, over subtasks if these are many; with few of them (n) the error is taken n / (n − 1) times, and z for the
-    Student quantile of n − 1 degrees of freedom.
+    Otherwise, and from ``MIN_CLUSTERS`` subtasks on, Student's with the standard error of the mean over
+    documents, over subtasks if these are many, and the Student quantile of that many less one degrees of freedom.
     """
     differences = first - second
     n, mean = len(differences), float(differences.mean())
@@ -215,16 +221,23 @@ def draw(points: pd.DataFrame) -> Drawing:
             _panel(place, part[part["speed"] == speed], names)
             place.set_xlabel(label)
             if place is places[0]:
-                place.set_yticks(range(len(names)), names)
+                place.set_yticks(range(len(names)), [_tried(part, name) for name in names])
                 place.set_title(str(title), loc="left")
             else:
                 place.set_yticks(range(len(names)), [""] * len(names))
     handles = [
-        axes[0, 0].plot([], [], marker=marker, color=color, lw=1.6, label=f"loses at most {points} of score")[0]
+        axes[0, 0].plot(
+            [], [], marker=marker, color=color, lw=1.6, label=f"loses less than {points} point{'s'[: points > 1]}"
+        )[0]
         for points, (color, marker) in _LOOKS.items()
     ]
     drawing.legend(handles=handles, loc="outside lower center", ncols=3)
     return drawing
+
+
+def _tried(part: pd.DataFrame, series: str) -> str:
+    count = int(part.loc[part["series"] == series, "num_settings"].iloc[0])
+    return f"{series}\n{count} setting{'s'[: count > 1]}"
 
 
 def _panel(place: Axes, part: pd.DataFrame, names: list[str]) -> None:

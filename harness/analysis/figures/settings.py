@@ -64,7 +64,7 @@ def setting_name(row: Any, skip: Sequence[str] = ()) -> str:
     """What a setting has beside its method, as short as it can be ("τ=0.95 B=4 no cache").
 
     Args:
-        row: with the columns ``tau``, ``block_size``, ``confidence``, ``cache`` and, where it has options, ``options_shown``.
+        row: with ``tau``, ``block_size``, ``confidence``, ``cache`` and, if it has options, ``options_shown``.
         skip: columns that are told elsewhere.
     """
     parts = []
@@ -124,28 +124,32 @@ def _matrix(rows: pd.DataFrame, columns: Sequence[str]) -> Matrix:
     return Matrix(tuple(map(str, key_names)), np.asarray(task_names[known >> 40], dtype=object), values)
 
 
-def ratio_intervals(above: np.ndarray, below: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Percentile intervals of ratios of sums when documents are resampled, the same ones for all columns.
+def resampled_ratios(above: np.ndarray, below: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Ratios of sums when documents are resampled, the same ones for all cells that have the same documents.
 
     Args:
         above, below: float64 ``[documents, cells]``; NaN where a cell lacks a document: cells are resampled from the
             documents that they have.
 
     Returns:
-        Lower and upper ends at ``LEVEL`` ``[cells]``; NaN of cells without documents or of a single one.
+        Float64 ``[RESAMPLES, cells]``; NaN of cells with fewer than two documents.
     """
-    low, high = np.full(above.shape[1], np.nan), np.full(above.shape[1], np.nan)
+    ratios = np.full((RESAMPLES, above.shape[1]), np.nan)
     there = ~(np.isnan(above) | np.isnan(below))
     patterns, which = np.unique(there, axis=1, return_inverse=True)
     for index in range(patterns.shape[1]):
         cells, rows = np.flatnonzero(which.ravel() == index), patterns[:, index]
-        if rows.sum() < 2:
-            continue
-        sums = [_resampled(side[np.ix_(rows, cells)], seed) for side in (above, below)]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratios = sums[0] / sums[1]
-        low[cells], high[cells] = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    return low, high
+        if rows.sum() > 1:
+            sums = [_resampled(side[np.ix_(rows, cells)], seed) for side in (above, below)]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ratios[:, cells] = sums[0] / sums[1]
+    return ratios
+
+
+def ends(ratios: np.ndarray) -> tuple[float, float]:
+    """The percentile interval at ``LEVEL`` of resampled values ``[RESAMPLES]``."""
+    low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
 
 
 def _resampled(values: np.ndarray, seed: int) -> np.ndarray:

@@ -71,7 +71,8 @@ LOOK: dict[str, Any] = {
     "axes.spines.right": False, "axes.linewidth": 0.6, "axes.axisbelow": True, "axes.grid": True,
     "grid.color": "#DDDDDD", "grid.linewidth": 0.5, "xtick.major.width": 0.6, "ytick.major.width": 0.6,
     "lines.linewidth": 1.2, "lines.markersize": 4, "errorbar.capsize": 0, "legend.frameon": False,
-    "legend.handlelength": 2.4, "figure.constrained_layout.use": True, "savefig.dpi": DPI, "pdf.fonttype": 42, "svg.fonttype": "none",
+    "legend.handlelength": 2.4, "figure.constrained_layout.use": True, "savefig.dpi": DPI,
+    "pdf.fonttype": 42, "svg.fonttype": "none",
 }  # fmt: skip
 _lock = threading.RLock()  # matplotlib's settings are global
 
@@ -107,6 +108,13 @@ def look() -> Iterator[None]:
             yield
 
 
+def blank(width: float, height: float) -> Drawing:
+    """A drawing without axes; inches."""
+    drawing = Drawing(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(drawing)
+    return drawing
+
+
 def new_figure(
     width: float = PAGE, height: float = 2.6, rows: int = 1, columns: int = 1, **subplots: Any
 ) -> tuple[Drawing, np.ndarray]:
@@ -120,8 +128,7 @@ def new_figure(
     Returns:
         The drawing and its axes ``[rows, columns]``.
     """
-    drawing = Drawing(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(drawing)
+    drawing = blank(width, height)
     return drawing, drawing.subplots(rows, columns, squeeze=False, **subplots)
 
 
@@ -159,7 +166,7 @@ def save(figure: Figure, folder: Path) -> list[Path]:
         FigureCanvasAgg(drawing).print_png(png, metadata={"Software": None})
         about = {"Title": figure.title, "Creator": None, "Producer": None, "CreationDate": None}
         FigureCanvasPdf(drawing).print_pdf(pdf, metadata=about)
-    figure.points.to_csv(csv, index=False, lineterminator="\n")
+    figure.points.to_csv(csv, index=False, lineterminator="\n", float_format="%.12g")
     written = [pdf, png, csv]
     for suffix, content in figure.extra.items():
         path = folder / f"{figure.name}.{suffix}"
