@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help env dev demo demo-methods demo-train demo-real claims test test-slow test-gpu lint format pre-commit clean
+.PHONY: help env dev demo demo-methods demo-train demo-real figures report claims sync test test-slow test-gpu lint format pre-commit clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -51,8 +51,17 @@ demo-train: env  ## train tiny-1m from nothing, both stages, and show the same t
 demo-real: env  ## real weights: SmolLM2-135M-Instruct writes HumanEval programs, scored in a sandbox
 	@$(RUN) harness.run method=ar_sft model=smollm2-135m variant=base suite=humaneval suite.limit=10 $(ARGS)
 
-claims: env  ## what the paper's own numbers can bear, claim by claim (ARGS=--gaps: every gap with its error)
+figures: env  ## every table and figure of the paper from the records in results/, measured beside published
+	@$(RUN) harness.figures $(ARGS)
+
+report: env  ## all of it in one HTML file: tables, figures, claims, cells, answers side by side
+	@$(RUN) harness.report $(ARGS)
+
+claims: env  ## what the paper's own and the measured numbers can bear, claim by claim (ARGS=--gaps: every gap)
 	@$(RUN) harness.analysis.claims $(ARGS)
+
+sync: env  ## send the records in results/ to wandb, each once (offline without a key)
+	@$(RUN) harness.sync $(ARGS)
 
 test: dev  ## the default tests, under ten minutes
 	@OMP_NUM_THREADS=1 $(RUN) pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu" $(ARGS)
@@ -73,4 +82,4 @@ pre-commit: dev  ## install the git hooks
 	@$(RUN) pre_commit install
 
 clean:  ## remove caches and local runs; keeps .venv and trained checkpoints
-	@rm -rf results/runs results/wandb results/demo-train .pytest_cache .mypy_cache .ruff_cache build *.egg-info
+	@rm -rf results/runs results/wandb results/demo-train results/figures results/report.html .pytest_cache .mypy_cache .ruff_cache build *.egg-info
