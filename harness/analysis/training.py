@@ -21,7 +21,7 @@ LOSS, HELD_OUT = "loss", "held_out"
 _PREFIX = "loss_"  # of a part of the loss
 TYPES = {
     "model": "string", "name": "string", "kind": "string", "block_size": "Int64", "alignment": "string",
-    "variant": "string", "created": "string", "step": "Int64", "tokens": "Int64", "seconds": "Float64",
+    "variant": "string", "init_from": "string", "created": "string", "step": "Int64", "tokens": "Int64", "seconds": "Float64",
     "part": "string", "value": "Float64", "path": "string",
 }  # fmt: skip
 
@@ -39,7 +39,7 @@ def read_training(*roots: str | Path, report: Report | None = None) -> pd.DataFr
 
     Returns:
         model; name of the checkpoint; kind, the method trained; block_size, alignment and variant (none where it has
-        none); when it was made; step of the optimiser; tokens seen, copies of the layout not counted; seconds;
+        none); the checkpoint that training began with (none: the base itself); when it was made; step of the optimiser; tokens seen, copies of the layout not counted; seconds;
         part (``loss``, the whole; its parts: ``masked``, ``clean``, ``ar``, ``head_0``, …; ``held_out``); value in
         nats, the mean since the line before; path of the log.
     """
@@ -74,7 +74,7 @@ def _about(path: Path, tell: Report) -> dict[str, Any] | None:
     place = path.parent / MANIFEST
     try:
         found = json.loads(place.read_text("utf-8"))
-        texts = {name: found.get(name) for name in ("alignment", "variant", "created")}
+        texts = {name: found.get(name) for name in ("alignment", "variant", "init_from", "created")}
         about = {"model": found["model"], "kind": found["kind"], "block_size": found.get("block_size")} | texts
     except FileNotFoundError:
         tell(str(path), f"no {MANIFEST} beside it")
@@ -85,7 +85,7 @@ def _about(path: Path, tell: Report) -> dict[str, Any] | None:
     is_text = all(one is None or isinstance(one, str) for one in texts.values())
     block_size = about["block_size"]
     if not (is_text and isinstance(about["model"], str) and isinstance(about["kind"], str)):
-        tell(str(place), "is no manifest: its model, kind, alignment, variant and time are not all texts")
+        tell(str(place), "is no manifest: its model, kind, alignment, variant, beginning and time are not all texts")
     elif not (block_size is None or (isinstance(block_size, int) and block_size > 0)):
         tell(str(place), f"is no manifest: a block_size of {block_size!r}")
     else:
