@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,8 +35,8 @@ TABLE = 4  # of the paper: tokens per forward by task
 PANELS, ROWS, PER_METHOD, MARKS = 6, 60, 3, 10
 HEADLINE_TAU = 0.95
 FORWARD_COLUMNS = (
-    "panel", "benchmark", "series", "source", "method", "variant", "block_size", "tau", "setting", "value", "low", "high",
-    "n", "key",
+    "panel", "benchmark", "series", "source", "method", "variant", "block_size", "tau", "setting", "value", "low",
+    "high", "n", "key",
 )  # fmt: skip
 SPEED_COLUMNS = (
     "panel", "conditions", "method", "variant", "setting", "cache", FORWARD, "forward_low", "forward_high", "speedup",
@@ -131,8 +131,8 @@ def _published(data: Data) -> list[dict[str, Any]]:
 
 def _panels(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Models with measurements first; rows by task, then method, as many as a page holds."""
-    order = {name: number for number, name in enumerate((*style.BENCHMARKS, *sorted(set(frame["benchmark"]))))}
-    methods = {name: number for number, name in enumerate((*style.METHOD_STYLES, *sorted(set(frame["method"]))))}
+    order = _numbered((*style.BENCHMARKS, *sorted(set(frame["benchmark"]))))
+    methods = _numbered((*style.METHOD_STYLES, *sorted(set(frame["method"]))))
     frame = frame.assign(
         task=frame["benchmark"].map(order), kind=frame["method"].map(methods), is_paper=frame["source"] == "paper",
         order=frame.groupby("panel")["source"].transform(lambda one: int((one == "measured").sum())),
@@ -143,6 +143,10 @@ def _panels(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     kept = frame[frame.groupby("panel").cumcount() < ROWS]
     note = left_out(("models", len(names[PANELS:])), ("rows", len(frame) - len(kept)))
     return kept[list(FORWARD_COLUMNS)].reset_index(drop=True), note
+
+
+def _numbered(names: Iterable[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(dict.fromkeys(names))}
 
 
 def draw_forward(points: pd.DataFrame) -> Drawing:
