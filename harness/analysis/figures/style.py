@@ -164,7 +164,13 @@ def save(figure: Figure, folder: Path) -> list[Path]:
             engine.execute(drawing)
             drawing.set_layout_engine("none")
         FigureCanvasAgg(drawing).print_png(png, metadata={"Software": None})
-        about = {"Title": figure.title, "Creator": None, "Producer": None, "CreationDate": None}
+        about = {
+            "Title": figure.title,
+            "Subject": figure.caption,
+            "Creator": None,
+            "Producer": None,
+            "CreationDate": None,
+        }
         FigureCanvasPdf(drawing).print_pdf(pdf, metadata=about)
     figure.points.to_csv(csv, index=False, lineterminator="\n", float_format="%.12g")
     written = [pdf, png, csv]
