@@ -127,9 +127,9 @@ def compare(
 ) -> Comparison | None:
     """Paired comparison of two cells' documents, matched by task and document id.
 
-    From ``MIN_CLUSTERS`` tasks on, tasks are resampled (BBH, MMLU-Pro: questions of a subtask are alike). Right/wrong
-    scores whose differences are all the same (no discordant pair, or nothing else) would bootstrap to an interval of no
-    width, which 20 equal documents do not warrant: there the interval is Agresti and Min's (2005).
+    Right/wrong scores have Bonett and Price's interval: a percentile bootstrap covers as little as 84 % where few pairs
+    are discordant, which is what comparisons of decoding methods are like. From ``MIN_CLUSTERS`` tasks on, tasks are
+    resampled (BBH, MMLU-Pro: questions of a subtask are alike), and the wider of the two counts at each end.
 
     Returns:
         None where the two share no document.
@@ -148,10 +148,13 @@ def compare(
     differences = a - b
     wins, losses = int((differences > 0).sum()), int((differences < 0).sum())
     binary = bool(np.isin(np.concatenate([a, b]), (0.0, 1.0)).all())
-    if binary and (differences == differences[0]).all():
-        (low, high), how = _agresti_min(wins, losses, len(pairs)), "Agresti-Min"
-    elif len(set(tasks)) >= MIN_CLUSTERS:
+    alone = bonett_price(wins, losses, len(pairs)) if binary else None
+    if len(set(tasks)) >= MIN_CLUSTERS:
         (low, high), how = _cluster_bootstrap(differences, tasks, seed), "paired bootstrap over subtasks"
+        if alone:
+            low, high = min(low, alone[0]), max(high, alone[1])
+    elif alone:
+        (low, high), how = alone, "Bonett-Price"
     else:
         (low, high), how = _bootstrap(differences, seed), "paired bootstrap"
     interval = Interval(float(differences.mean()), low, high, len(pairs), how)
@@ -167,27 +170,49 @@ def _bootstrap(values: np.ndarray, seed: int) -> tuple[float, float]:
 
 
 def _cluster_bootstrap(values: np.ndarray, clusters: Sequence[Any], seed: int) -> tuple[float, float]:
-    """Percentile interval of the mean when whole clusters are resampled (their sizes may differ)."""
+    """Percentile interval of the mean when whole clusters are resampled (their sizes may differ).
+
+    Of few clusters a percentile interval is too narrow, as a normal one in Student's place would be. The percentiles are
+    therefore moved out to where a normal distribution reaches as far as Student's (Hesterberg 2015, expanded
+    percentiles): of 14 clusters 1.3 % and 98.7 % in the place of 2.5 % and 97.5 %.
+    """
     _, index = np.unique(np.asarray([str(c) for c in clusters]), return_inverse=True)
     sums, sizes = np.bincount(index, weights=values), np.bincount(index)
     generator = np.random.default_rng(seed)
     k = len(sums)
     draws = generator.multinomial(k, np.full(k, 1 / k), size=RESAMPLES)  # [RESAMPLES, clusters]
-    return _percentiles((draws @ sums) / (draws @ sizes))
+    tail = NormalDist().cdf(-math.sqrt(k / (k - 1)) * student(k - 1))
+    return _percentiles((draws @ sums) / (draws @ sizes), tail)
 
 
-def _percentiles(means: np.ndarray) -> tuple[float, float]:
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+def student(freedom: int, level: float = LEVEL) -> float:
+    """Two-sided quantile of Student's t, by Fisher's expansion: within 0.001 from 7 degrees of freedom on."""
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return sum(term / freedom**i for i, term in enumerate(terms))
+
+
+def _percentiles(means: np.ndarray, tail: float = (1 - LEVEL) / 2) -> tuple[float, float]:
+    low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
 
 
-def _agresti_min(wins: int, losses: int, n: int) -> tuple[float, float]:
-    """Wald interval of a paired difference of proportions after adding half a pair to each of the four outcomes."""
+def bonett_price(wins: int, losses: int, n: int) -> tuple[float, float]:
+    """Interval of a paired difference of proportions: Wald's after adding a win and a loss (Bonett and Price 2012).
+
+    At 95 % it covers at least 93.7 % for the sizes of the paper's benchmarks, from 0.5 % of discordant pairs on, however
+    they fall. Right also without a discordant pair, and without another one.
+    """
     z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
-    n_adjusted = n + 2
-    up, down = (wins + 0.5) / n_adjusted, (losses + 0.5) / n_adjusted
+    more = n + 2
+    up, down = (wins + 1) / more, (losses + 1) / more
     centre = up - down
-    half = z * math.sqrt((up + down - centre**2) / n_adjusted)
+    half = z * math.sqrt((up + down - centre**2) / more)
     return max(-1.0, centre - half), min(1.0, centre + half)
 
 
