@@ -45,7 +45,8 @@ def document(doc_id: int, score: float = 1.0, task: str = "word_problems", **val
     return {
         "task": task, "group": "word_problems", "doc_id": doc_id, "prompt_hash": f"hash {doc_id}", "score": score,
         "metrics": {"exact_match,strict-match": score}, "text": f"answer {doc_id}", "extracted": "7", "target": "7",
-        "token_ids": [1, 2, 3, 4], "confidences": [0.5, 0.75], "prompt_tokens": 9, "new_tokens": 4,
+        "token_ids": [1, 2, 3, 4], "token_ends": [2, 4, 6, 7 + len(str(doc_id))], "confidences": [0.5, 0.75],
+        "draft_depths": [], "draft_confidences": [], "draft_right": [], "prompt_tokens": 9, "new_tokens": 4,
         "target_forwards": 2, "draft_forwards": 0, "positions": 8, "draft_positions": 0, "drafted": 6, "accepted": 2,
         "acceptance_lengths": [1, 3], "prefill_seconds": 0.1, "decode_seconds": 0.1, "share_seconds": 0.2,
         "target_seconds": 0.1, "draft_seconds": 0.0, "timed_forwards": 1, "timed_draft_forwards": 0,

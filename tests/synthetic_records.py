@@ -84,12 +84,19 @@ def documents(
             drafts = 3 * forwards if name in DRAFTING else 0
             seconds = float(generator.random()) * forwards / 10
             score = float(generator.random() < 0.6)
+            text = "" if scored else f"answer {i} — ü"
+            judged = _judged(lengths) if of["method"]["axes"].get("verify") else []
             rows.append({
                 "task": task, "doc_id": i // len(tasks), "prompt_hash": f"{group} {i}", "group": group, "score": score,
                 "metrics": {METRICS[group][0]: score} | {metric: float(generator.random() < 0.5)
                                                          for metric in METRICS[group][1:]},
-                "text": "" if scored else f"answer {i} — ü", "extracted": "7", "target": "7",
-                "token_ids": list(range(new)), "confidences": [] if name == "jacobi" else [0.5] * new,
+                "text": text, "extracted": "7", "target": "7",
+                "token_ids": list(range(new)),
+                "token_ends": [len(text) * token // new for token in range(1, new + 1)],
+                "draft_depths": [depth for depth, _, _ in judged],
+                "draft_confidences": [score for _, score, _ in judged],
+                "draft_right": [is_right for _, _, is_right in judged],
+                "confidences": [] if name == "jacobi" else [0.5] * new,
                 "prompt_tokens": 9 + i % 5, "new_tokens": new, "target_forwards": forwards, "draft_forwards": drafts,
                 "positions": forwards * width, "draft_positions": drafts, "drafted": forwards * (width - 1),
                 "accepted": new - forwards, "acceptance_lengths": lengths, "prefill_seconds": 0.125,
@@ -100,6 +107,15 @@ def documents(
                 "finish_reason": "scored" if scored else ("eos", "stop", "length", "context")[generator.integers(4)],
             })  # fmt: skip
     return rows
+
+
+def _judged(lengths: Sequence[int], most: int = 3) -> list[tuple[int, float, bool]]:
+    """Depth, confidence and verdict of the drafts that forwards judged: those committed, and the first wrong one."""
+    return [
+        (depth, round(0.9**depth, 6), depth < length)
+        for length in lengths[1:]  # the first read the prompt
+        for depth in range(1, min(most, length) + 1)
+    ]
 
 
 def record(of: dict[str, Any], rows: Sequence[Mapping[str, Any]], created: str, **config: Any) -> Record:
@@ -193,7 +209,7 @@ def scramble(path: Path) -> None:
 
 
 def age(path: Path) -> None:
-    """What records looked like before draft costs, medians, task intervals and timed forwards were kept."""
+    """What records looked like before draft costs, medians, task intervals, timed forwards and tokens' ends were kept."""
 
     def older(found: dict[str, Any]) -> None:
         for speed in (found["speed"], *(one["speed"] for one in found["benchmarks"].values())):
@@ -205,8 +221,11 @@ def age(path: Path) -> None:
             del found[name]
 
     edit(path, older)
-    kept = [name for name in DOCUMENT_TYPES if name not in ("timed_forwards", "timed_draft_forwards", "is_greedy")]
-    rewrite(path, lambda table: table.select([name for name in kept if name not in ("loglikelihoods", "text")]))
+    later = {
+        "timed_forwards", "timed_draft_forwards", "loglikelihoods", "is_greedy", "text", "token_ends", "draft_depths",
+        "draft_confidences", "draft_right",
+    }  # fmt: skip
+    rewrite(path, lambda table: table.select([name for name in DOCUMENT_TYPES if name not in later]))
 
 
 if __name__ == "__main__":
