@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from harness import grid, tracking
+from harness import grid, sync, tracking
 from harness.engine.loop import Engine
 from harness.evaluation.evaluate import evaluate
 from harness.grid import Cell
@@ -35,18 +35,18 @@ def run_cell(cell: Cell) -> None:
         cell = train_missing(cell)
     stored = Store(cell.cfg.results_dir).cell(cell.key)
     with stored.lock(on_wait=lambda: _say(f"waiting: another process is at {cell.label}")):
-        if stored.state() == DONE:
-            return
-        record = measure(cell, stored)
-    if not sys.stderr.isatty():  # where nobody saw the bar
+        record = None if stored.state() == DONE else measure(cell, stored)
+    if record is None and not tracking.in_sweep():  # a sweep's agent waits for the numbers of its own run
+        return
+    if record is not None and not sys.stderr.isatty():  # where nobody saw the bar
         one = record.speed
         decoded = f", {one.tokens_per_forward:.2f} tokens per forward" if one.generated else ""
         _say(f"done: {cell.label}: {one.documents} documents{decoded}")
     settings: Any = OmegaConf.to_container(cell.cfg.tracking, resolve=True)
     try:
-        tracking.replay(record, stored.documents(), settings, Path(cell.cfg.results_dir))
+        sync.track(stored, settings, Path(cell.cfg.results_dir))
     except Exception as error:  # the record is safe and can be replayed, so a tracker's trouble fails nothing
-        _say(f"not tracked ({type(error).__name__}: {error}); replay it with: python -m harness.tracking {stored.path}")
+        _say(f"not tracked ({type(error).__name__}: {error}); send it later with: python -m harness.sync {stored.path}")
 
 
 def train_missing(cell: Cell) -> Cell:

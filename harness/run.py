@@ -15,13 +15,14 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from harness import config, grid
+from harness import config, grid, tracking
 from harness.errors import UserError
 from harness.results.store import DONE, Store, write_atomically
 
@@ -56,24 +57,53 @@ def main(arguments: Sequence[str]) -> int:
         if plan.cells[0].cfg.status or plan.cells[0].cfg.dry_run:
             _show(plan)
             return 0
+        _check_agent(plan)
         for notice in plan.notices():
             _say(notice)
         started = time.time()
-        if any(plan.state(cell) != DONE for cell in plan.cells):
+        is_left = any(plan.state(cell) != DONE for cell in plan.cells)
+        if is_left:
             plan.store.check_writable()
-        if plan.adaptive or any(plan.state(cell) != DONE for cell in plan.cells):
+        if plan.adaptive or is_left or tracking.in_sweep():
             job()
         if plan.adaptive:
             return _report_adaptive(plan.store, started)
         if any(cell.missing for cell in plan.cells):  # trained checkpoints have given their cells their keys
             plan = grid.make_plan(*command)
-        return _report(plan)
+        status = _report(plan)
+        if args.multirun and not tracking.in_sweep():
+            _track_figures(plan)
+        return status
     except UserError as error:
         _say(f"error: {error}")
         return 2
     except KeyboardInterrupt:
         _say("interrupted; the same command resumes")
         return 130
+
+
+def _check_agent(plan: grid.Plan) -> None:
+    """A wandb agent gives each command one run.
+
+    Raises:
+        UserError: it is a sweep of several cells, which would all be that run.
+    """
+    is_tracked = plan.cells[0].cfg.tracking.name != "none"
+    if tracking.in_sweep() and is_tracked and (plan.adaptive or len(plan.cells) > 1):
+        allowed = "one cell under a wandb agent, whose run it becomes (WANDB_SWEEP_ID is set)"
+        raise UserError("-m", f"{len(plan.cells)} cells", allowed, "list the values in the sweep's YAML")
+
+
+def _track_figures(plan: grid.Plan) -> None:
+    """Figures of the sweep's finished cells, to wandb; trouble with them fails nothing."""
+    from harness import sync
+
+    done = [(plan.store.cell(cell.key), cell) for cell in plan.cells if plan.state(cell) == DONE]
+    settings: list[Any] = [OmegaConf.to_container(cell.cfg.tracking, resolve=True) for _, cell in done]
+    try:
+        sync.track_figures(list(zip([stored for stored, _ in done], settings, strict=True)), plan.store.root.parent)
+    except Exception as error:
+        _say(f"figures were not tracked ({type(error).__name__}: {error}); later: python -m harness.sync --figures")
 
 
 def _show(plan: grid.Plan) -> None:

@@ -1,27 +1,29 @@
 """Projects finished records to wandb; the only file that knows it. Records are the truth and can be replayed at will.
 
-    python -m harness.tracking results/runs/<key> …     # replay cells, for example after `wandb login`
-
-Each cell is its own wandb run: its id is the run key, its group the experiment, its config the cell's own.
+Each cell is its own wandb run: its id is the run key, its group the experiment, its config the cell's own. Under a
+``wandb agent`` the run is the sweep's, under the id that the agent gave it. ``harness.sync`` remembers what was sent.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from harness.errors import UserError
 from harness.results.records import Record, Speed
 from harness.results.stats import Interval
-from harness.results.store import DONE, StoredCell
 
 TABLE_COLUMNS = (
     "task", "doc_id", "score", "extracted", "target", "text", "new_tokens", "target_forwards", "acceptance_lengths",
     "finish_reason",
 )  # fmt: skip
+LONGEST = 2000  # characters of a text in the table of documents
 COUNTS = ("documents", "seconds", "new_tokens", "target_forwards", "draft_forwards", "draft_cost")
 LENGTHS = ("mean_tokens", "cut_share")
 RATIOS = (
@@ -31,47 +33,151 @@ RATIOS = (
 _told: list[Path] = []  # the one line about tracking offline was printed
 
 
+@dataclass(frozen=True)
+class Destination:
+    """Where runs go.
+
+    Attributes:
+        entity: user or team; None is the account's own.
+        directory: under it wandb keeps its files (in ``wandb/``).
+    """
+
+    project: str
+    entity: str | None
+    mode: Literal["online", "offline"]
+    directory: Path
+
+    def __str__(self) -> str:
+        return f"{self.entity}/{self.project}" if self.entity else self.project
+
+
+def in_sweep() -> bool:
+    """Whether a ``wandb agent`` started this process: it then waits for the summary of a run under its own id."""
+    return bool(os.environ.get("WANDB_SWEEP_ID"))
+
+
+def destination(settings: Mapping[str, Any], directory: Path) -> Destination | None:
+    """Where a ``tracking`` config (name, project, entity, mode) sends runs; None: nowhere.
+
+    Raises:
+        UserError: ``mode=online`` without a key, or an unknown mode.
+    """
+    if settings["name"] == "none":
+        return None
+    os.environ.setdefault("WANDB_SILENT", "true")  # wandb reads it when it is imported
+    mode = _mode(settings["mode"], directory)
+    if mode == "disabled":
+        return None
+    project, entity = settings["project"], settings["entity"]
+    if in_sweep():  # the agent's, which wandb takes whatever else it is told
+        project, entity = os.environ.get("WANDB_PROJECT", project), os.environ.get("WANDB_ENTITY", entity)
+    return Destination(project, entity, mode, directory)
+
+
 def replay(
-    record: Record, documents: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], directory: Path
-) -> None:
+    record: Record, documents: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], target: Destination
+) -> str:
     """Write one record as one wandb run; a second time under the same id it replaces the first.
 
     Args:
-        documents: the record's rows; ``settings["documents"]`` of them go into the run's table.
-        settings: a ``tracking`` config (project, entity, group, mode, documents); ``name: none`` does nothing.
-        directory: under it wandb keeps its files (in ``wandb/``).
+        documents: the record's rows; ``settings["documents"]`` of them go into the run's table, as many of each
+            benchmark and task as can be.
+        settings: a ``tracking`` config (group, documents).
 
-    Raises:
-        UserError: ``mode=online`` without a key.
+    Returns:
+        The run's id.
     """
-    if settings["name"] == "none":
-        return
-    os.environ.setdefault("WANDB_SILENT", "true")  # wandb reads it when it is imported
-    mode = _mode(settings["mode"], directory)
     import wandb
 
-    directory.mkdir(parents=True, exist_ok=True)
-    quiet = wandb.Settings(silent=True, quiet=True, console="off", x_disable_stats=True, disable_git=True)
-    names = {"method": record.identity["method"]["name"], "model": record.identity["model"]["model"]}
-    names["suite"] = record.config["suite"]["name"]
-    with wandb.init(
-        project=settings["project"],
-        entity=settings["entity"],
-        group=settings["group"] or names["suite"],
-        id=record.key,
-        name=" ".join([*names.values(), *_axes(record)]),
+    with _open(
+        target,
+        record.key,
+        group=group(record, settings),
+        name=title(record),
         job_type="eval",
-        tags=list(names.values()),
+        tags=list(_names(record)),
         config=record.config | {"identity": record.identity, "provenance": record.provenance},
-        dir=str(directory),
-        mode=mode,
-        resume="allow" if mode == "online" else None,
-        settings=quiet,
     ) as run:
         run.summary.update(summary(record))
-        rows = [[row.get(name) for name in TABLE_COLUMNS] for row in documents[: settings["documents"]]]
+        rows = [[_clip(row.get(name)) for name in TABLE_COLUMNS] for row in _spread(documents, settings["documents"])]
         if rows:
             run.log({"documents": wandb.Table(columns=list(TABLE_COLUMNS), data=rows)})
+        return str(run.id)
+
+
+def log_figures(folder: Path, run_id: str, group: str, cells: Sequence[str], target: Destination) -> None:
+    """Write one wandb run of job type ``figures``: an artifact of a folder's files, and its PNGs to look at.
+
+    Args:
+        run_id: the same for the same figures, so that they replace themselves.
+        cells: run keys of what is drawn.
+    """
+    import wandb
+
+    config = {"cells": list(cells)}
+    with _open(
+        target, run_id, group=group, name=f"figures {group}", job_type="figures", tags=["figures"], config=config
+    ) as run:
+        name = re.sub(r"[^\w.-]", "-", f"figures-{group}", flags=re.ASCII)[:128]  # what wandb allows, and its limit
+        artifact = wandb.Artifact(name, type="figures", metadata=config)
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        for path in files:
+            artifact.add_file(str(path), name=path.relative_to(folder).as_posix())
+        run.log_artifact(artifact)
+        run.log({path.stem: wandb.Image(str(path)) for path in files if path.suffix == ".png"})
+        run.summary["cells"] = len(cells)
+
+
+def group(record: Record, settings: Mapping[str, Any]) -> str:
+    """The experiment that a cell belongs to: as set, or its suite."""
+    return str(settings["group"] or record.config["suite"]["name"])
+
+
+def title(record: Record) -> str:
+    """Name of a cell's run: method, model, suite, and the method's settings."""
+    axes = (f"{name}={value}" for name, value in record.identity["method"]["axes"].items())
+    return " ".join([*_names(record), *axes])
+
+
+def _names(record: Record) -> tuple[str, str, str]:
+    return (
+        record.identity["method"]["name"],
+        record.identity["model"]["model"],
+        record.config["suite"]["name"],
+    )
+
+
+def _open(target: Destination, run_id: str, **arguments: Any) -> Any:
+    """A wandb run, to be used as a context; in a sweep it is the sweep's."""
+    import wandb
+
+    target.directory.mkdir(parents=True, exist_ok=True)
+    quiet = wandb.Settings(silent=True, quiet=True, console="off", x_disable_stats=True, disable_git=True)
+    place: dict[str, Any] = {}  # the agent's environment has it
+    if not in_sweep():
+        resume = "allow" if target.mode == "online" else None  # offline there is nothing to resume
+        place = {"id": run_id, "project": target.project, "entity": target.entity, "resume": resume}
+    return wandb.init(**place, **arguments, dir=str(target.directory), mode=target.mode, settings=quiet)
+
+
+def _spread(documents: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
+    """As many documents as asked for, in their order: in turns of every benchmark, and in it of every task."""
+    order = list(range(len(documents)))
+    for names in (("group", "task"), ("group",)):
+        seen: Counter[tuple[Any, ...]] = Counter()
+        turns = {}
+        for i in order:
+            part = tuple(documents[i].get(name) for name in names)
+            turns[i] = seen[part]
+            seen[part] += 1
+        order.sort(key=turns.__getitem__)
+    return [documents[i] for i in sorted(order[:count])]
+
+
+def _clip(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > LONGEST:
+        return f"{value[:LONGEST]} … [clipped, {len(value):,} characters]"
+    return value
 
 
 def summary(record: Record) -> dict[str, Any]:
@@ -100,10 +206,6 @@ def _scores(name: str, score: Interval) -> dict[str, float]:
     return {f"{name}/score": score.value, f"{name}/score_low": score.low, f"{name}/score_high": score.high}
 
 
-def _axes(record: Record) -> list[str]:
-    return [f"{name}={value}" for name, value in record.identity["method"]["axes"].items()]
-
-
 def _mode(wanted: str | None, directory: Path) -> Literal["online", "offline", "disabled"]:
     """Online where a key is present or asked for, else offline with one line that says so, once per process."""
     wanted = wanted or os.environ.get("WANDB_MODE")
@@ -128,26 +230,3 @@ def _has_key() -> bool:
     import wandb
 
     return wandb.login(prompt=False, verify=False)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Replay cells given by their directories; returns the exit status."""
-    if not arguments or arguments[0].startswith("-"):
-        print(__doc__)
-        return 0 if arguments else 2
-    for path in map(Path, arguments):
-        cell = StoredCell(path)
-        if cell.state() != DONE:
-            print(f"{path}: no finished record there", file=sys.stderr)
-            return 2
-        record = cell.record()
-        settings = record.config["tracking"]
-        if settings["name"] == "none":
-            print(f"{path}: ran with tracking=none; its record names no project", file=sys.stderr)
-            return 2
-        replay(record, cell.documents(), settings, path.parent.parent)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -161,10 +161,10 @@ def test_title_of_a_listing_is_not_wrapped_to_its_table(
 def test_trouble_with_the_tracker_fails_nothing(
     evaluation: FakeEvaluation, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def replay(*_: object) -> None:
+    def track(*_: object) -> None:
         raise ConnectionError("no route")
 
-    monkeypatch.setattr(cell.tracking, "replay", replay)
+    monkeypatch.setattr(cell.sync, "track", track)
     assert command(*settings(tmp_path)) == 0
     assert "not tracked (ConnectionError: no route)" in capsys.readouterr().err
 
