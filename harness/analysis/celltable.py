@@ -20,7 +20,7 @@ HEADER = (
 )  # fmt: skip
 # What may tell rows of equal name apart, and how it is written; it is shown where rows of a grid differ in it.
 _SETTINGS = {
-    "cache": "{} cache", "cache_block": "of {}", "accept_limit": "accepts by {}", "batch_size": "batch {}",
+    "cache": "{} cache", "cache_block": "cache block {}", "accept_limit": "accepts by {}", "batch_size": "batch {}",
     "dtype": "{}", "seed": "seed {}", "limit": "limit {}", "hardware": "{}", "device": "{}", "threads": "{} threads",
     "max_gen_toks": "{} tokens at most",
 }  # fmt: skip

@@ -149,7 +149,7 @@ def _row(table: str, number: Number) -> dict[str, Any]:
     row |= dict(number.place)
     if number.cell is not None:
         row |= {**number.cell.place, "model": number.cell.model, "key": number.cell.key}
-    row |= {"task": number.task, "metric": number.metric, "unit": UNIT[number.metric], "n": number.n}
+    row |= {"task": number.task or None, "metric": number.metric, "unit": UNIT[number.metric], "n": number.n}
     sides = (("published", "published_"), ("measured", ""), ("difference", "difference_"))
     for side, prefix in sides:
         found = getattr(number, side)

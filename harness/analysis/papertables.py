@@ -240,12 +240,10 @@ def _average(number: Number, parts: Sequence[Number]) -> None:
     number.cell = next(iter(cells.values())) if len(cells) == 1 else None
     if number.metric in (FORWARD, POSITIONS):
         rows = [one.cell.benchmarks[one.task] for one in parts if one.cell is not None]
-        sums = {name: sum(row[name] for row in rows) for name in ("new_tokens", "target_forwards", "positions")}
-        ratio = (
-            sums["new_tokens"] / sums["target_forwards"]
-            if number.metric == FORWARD
-            else sums["positions"] / sums["new_tokens"]
+        new, forwards, positions = (
+            sum(row[column] for row in rows) for column in ("new_tokens", "target_forwards", "positions")
         )
+        ratio = new / forwards if number.metric == FORWARD else positions / new
         number.measured = Value(ratio, ratio, ratio)
         return
     whole = mean_interval([Interval(one.value, one.low, one.high, 0, "") for one in values])
