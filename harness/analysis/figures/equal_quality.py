@@ -74,7 +74,9 @@ def _points(data: Data) -> tuple[pd.DataFrame, str]:
     panels.sort(key=lambda panel: -len(panel[1]))  # stable: by name among equals
     rows, num_methods = [], 0
     for (model, benchmark), part in panels[:PANELS]:
-        baselines = cells[(cells["model"] == model) & (cells["benchmark"] == benchmark) & (cells["method"] == AR)]
+        is_baseline = (cells["method"] == AR) & cells["variant"].isna()
+        here = cells[is_baseline & (cells["model"] == model) & (cells["benchmark"] == benchmark)].to_dict("records")
+        baselines = [one for one in here if one[RATE]]
         series = list(part.groupby(["method", "variant"], dropna=False, sort=False))
         num_methods += len(series[METHODS:])
         panel = style.panel_title(scale_of(model), benchmark)
@@ -86,30 +88,30 @@ def _points(data: Data) -> tuple[pd.DataFrame, str]:
 
 
 def _best(
-    data: Data, tried: pd.DataFrame, baselines: pd.DataFrame, found: dict[str, Matrix], panel: str
+    data: Data, tried: pd.DataFrame, baselines: Sequence[dict[str, Any]], found: dict[str, Matrix], panel: str
 ) -> list[dict[str, Any]]:
     """A row for each speed and bound of a method; without a setting within the bound its value is empty."""
-    pairs = tried[["key", "reference"]].drop_duplicates()
-    level = 1 - (1 - LEVEL) / len(pairs)
+    num_settings = tried["key"].nunique()
+    level = 1 - (1 - LEVEL) / num_settings
     candidates = []
     for row in tried.to_dict("records"):
-        own = bound(data, found, row["key"], row["reference"], row["benchmark"], level)
+        own = difference(found, row["key"], row["reference"], row["benchmark"], level)
         if own is not None:
             candidates.append({**row, "interval": own, "speedup": _speedup(row, baselines)})
     if not candidates:
         return []
-    highest = max(100 * one["interval"].low for one in candidates)
     first = candidates[0]
     shared = {
         "panel": panel, "method": first["method"], "series": style.display(first["method"], first["variant"]),
-        "level": level, "num_settings": len(pairs), "best_low": highest,
+        "level": level, "num_settings": num_settings,
+        "best_low": max(100 * one["interval"].low for one in candidates),
     }  # fmt: skip
     rows = []
     for speed in SPEEDS:
         timed = [one for one in candidates if one[speed] is not None]
+        timed.sort(key=lambda one: (-one[speed], one["key"]))
         for points in BOUNDS if timed else ():
-            within = [one for one in timed if 100 * one["interval"].low > -points]
-            best = max(within, key=lambda one: (one[speed], one["key"]), default=None)
+            best = next((one for one in timed if _is_within(data, one, points)), None)
             row = shared | {"speed": speed, "bound": points, "n": max(one["interval"].n for one in timed)}
             if best is not None:
                 interval = best["interval"]
@@ -121,48 +123,48 @@ def _best(
     return rows
 
 
+def _is_within(data: Data, cell: dict[str, Any], points: float) -> bool:
+    """Whether the loss is bounded by the interval at the wider level and by that of the tables, which may differ."""
+    if 100 * cell["interval"].low <= -points:
+        return False
+    told = data.pairs.difference(cell["key"], cell["reference"], cell["benchmark"])
+    return told is not None and 100 * told.difference.low > -points
+
+
 def _rank(rows: list[dict[str, Any]]) -> tuple[float, ...]:
     """Methods with most tokens per forward within the tightest bound come first, then within the next one."""
     return tuple(-row.get("value", 0.0) for row in rows if row["speed"] == FORWARD)
 
 
-def _speedup(row: dict[str, Any], baselines: pd.DataFrame) -> float | None:
-    """Tokens per second over those of AR SFT under the same conditions, which is with its usual cache if there is one.
+def _speedup(row: dict[str, Any], baselines: Sequence[dict[str, Any]]) -> float | None:
+    """Tokens per second over those of AR SFT under the same conditions, with its usual cache if that was measured.
 
-    None where there is none.
+    None where there is no such AR SFT.
     """
-    if row[RATE] is None:
-        return None
-    same = [
-        one for one in baselines.to_dict("records")
-        if one["variant"] is None and one[RATE] and all(one[name] == row[name] for name in CONDITIONS)
-    ]  # fmt: skip
+    same = [one for one in baselines if all(one[name] == row[name] for name in CONDITIONS)]
     same.sort(key=lambda one: (one["cache"] != "cursor", one["cache"] != row["cache"], -one["n"], one["key"]))
-    return float(row[RATE] / same[0][RATE]) if same else None
+    return float(row[RATE] / same[0][RATE]) if same and row[RATE] is not None else None
 
 
-def bound(
-    data: Data, found: dict[str, Matrix], key: str, reference: str, benchmark: str, level: float
-) -> Interval | None:
-    """Paired difference of a cell from its reference with an interval at a level, never within the tables' one.
+def difference(found: dict[str, Matrix], key: str, reference: str, benchmark: str, level: float) -> Interval | None:
+    """Paired difference of a cell from its reference with an interval at a level.
 
-    None where they share no document.
+    Args:
+        found: scores by benchmark.
+        benchmark: with ``average`` the plain mean over those of both.
+
+    Returns:
+        None where they share no document.
     """
-    told = data.pairs.difference(key, reference, benchmark)
-    if told is None:
-        return None
-    names = data.pairs.benchmarks(key) if benchmark == AVERAGE else [benchmark]
     parts = []
-    for name in names:
-        matrix = found.get(name)
-        if matrix is None or not {key, reference} <= {*matrix.keys}:
+    for name, matrix in found.items():
+        if benchmark not in (AVERAGE, name) or not {key, reference} <= matrix.places.keys():
             continue
-        first, second = (matrix.column("score", one) for one in (key, reference))
+        first, second = (matrix.values["score"][:, matrix.places[one]] for one in (key, reference))
         shared = ~(np.isnan(first) | np.isnan(second))
         if shared.any():
             parts.append(paired_interval(first[shared], second[shared], matrix.tasks[shared], level))
-    own = mean_interval(parts)
-    return Interval(own.value, min(own.low, told.difference.low), max(own.high, told.difference.high), own.n, own.how)
+    return mean_interval(parts) if parts else None
 
 
 def paired_interval(first: np.ndarray, second: np.ndarray, tasks: Sequence[str], level: float) -> Interval:

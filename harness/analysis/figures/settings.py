@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -100,9 +101,10 @@ class Matrix:
     tasks: np.ndarray
     values: dict[str, np.ndarray]
 
-    def column(self, name: str, key: str) -> np.ndarray:
-        """A cell's values ``[documents]``."""
-        return self.values[name][:, self.keys.index(key)]
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The column of each cell."""
+        return {key: place for place, key in enumerate(self.keys)}
 
 
 def matrices(data: Data, keys: Sequence[str], columns: Sequence[str]) -> dict[str, Matrix]:

@@ -249,7 +249,7 @@ def _speedups(
     }  # fmt: skip
     rows = []
     for row in cells:
-        own, other = (matrix.keys.index(one["key"]) for one in (row, baseline))
+        own, other = (matrix.places[one["key"]] for one in (row, baseline))
         (forward_low, forward_high), (low, high) = ends(per_forward[:, own]), ends(rates[:, own] / rates[:, other])
         rows.append({
             **row, **told, "setting": setting_name(row, skip=("cache",)), "speedup": row[RATE] / baseline[RATE],
