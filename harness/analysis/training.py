@@ -21,8 +21,8 @@ LOSS, HELD_OUT = "loss", "held_out"
 _PREFIX = "loss_"  # of a part of the loss
 TYPES = {
     "model": "string", "name": "string", "kind": "string", "block_size": "Int64", "alignment": "string",
-    "variant": "string", "init_from": "string", "created": "string", "step": "Int64", "tokens": "Int64", "seconds": "Float64",
-    "part": "string", "value": "Float64", "path": "string",
+    "variant": "string", "init_from": "string", "created": "string", "step": "Int64", "tokens": "Int64",
+    "seconds": "Float64", "part": "string", "value": "Float64", "path": "string",
 }  # fmt: skip
 
 Report = Callable[[str, str], None]
@@ -39,9 +39,10 @@ def read_training(*roots: str | Path, report: Report | None = None) -> pd.DataFr
 
     Returns:
         model; name of the checkpoint; kind, the method trained; block_size, alignment and variant (none where it has
-        none); the checkpoint that training began with (none: the base itself); when it was made; step of the optimiser; tokens seen, copies of the layout not counted; seconds;
-        part (``loss``, the whole; its parts: ``masked``, ``clean``, ``ar``, ``head_0``, …; ``held_out``); value in
-        nats, the mean since the line before; path of the log.
+        none); init_from, the checkpoint that training began with (none: the base itself); when it was made; step of the
+        optimiser; tokens seen, copies of the layout not counted; seconds; part (``loss``, the whole; its parts:
+        ``masked``, ``clean``, ``ar``, ``head_0``, …; ``held_out``); value in nats, the mean since the line before; path
+        of the log.
     """
     tell = report or _tell
     newest: dict[tuple[str, str], tuple[str, list[dict[str, Any]]]] = {}

@@ -12,13 +12,14 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure as Drawing
 from matplotlib.patches import Rectangle
 
 from harness.analysis.data import Data
 from harness.analysis.figures.base import Figure
-from harness.analysis.figures.style import PAGE, display, new_figure, panel_title
-from harness.analysis.figures.typesetting import EMPTY, EOS, FAMILY, NEWLINE, Glyphs, Mark, lay_out, visible
+from harness.analysis.figures.style import DPI, PAGE, display, new_figure, panel_title
+from harness.analysis.figures.typesetting import EMPTY, EOS, FAMILY, NEWLINE, Glyphs, Mark, joined, lay_out, visible
 from harness.analysis.published import FORWARD
 from harness.analysis.trace import Step, read_steps
 from harness.results.tables import AVERAGE, BASELINE
@@ -29,7 +30,7 @@ LEAST = 1.05  # tokens per forward: below it there is nothing to show
 SHADES = ("#DCEBF7", "#9CC5E6")  # of one forward and the next; 92 % and 74 % grey
 EDGE = "#2B4C66"
 BAR = "│"  # in plain text: ends what a forward committed
-SIZE = 7.5  # points
+ADVANCE = 9 * 72 / DPI  # points from a character to the next: 9 pixels
 LEADING = 1.9  # line height over font size
 MARGIN = 0.06  # inches, around the page
 GAP = 0.22  # inches, between the panels
@@ -180,7 +181,8 @@ def as_html(points: pd.DataFrame) -> str:
             seen[-1][-1] = EOS
         boxes = [
             f'<span title="{len(pieces)} token{"s" * (len(pieces) != 1)}" style="background:{SHADES[number % 2]};'
-            f'outline:1px solid {EDGE}">{"".join(f"{token}{html.escape(piece)}</span>" for piece in pieces)}</span>'
+            f'outline:1px solid {EDGE};padding:2px 0">'
+            f"{''.join(f'{token}{html.escape(piece)}</span>' for piece in pieces)}</span>"
             for number, pieces in enumerate(seen)
         ]
         columns.append(
@@ -195,11 +197,11 @@ def draw(points: pd.DataFrame) -> Drawing:
     """Two panels of monospaced text: a box for each forward in a line, an underline for each token."""
     sides = list(_sides(points))
     width = (PAGE - 2 * MARGIN - GAP * (len(sides) - 1)) / len(sides)
-    glyphs = Glyphs(SIZE)
-    columns = int((width * 72 - 4) / glyphs.advance)
+    glyphs = Glyphs(ADVANCE)
+    columns = int((width * 72 - 4) / ADVANCE)
     laid = [lay_out(steps, columns, glyphs, is_eos, MOST_LINES) for _, steps, is_eos in sides]
     lines = max(1 + max((mark.line for mark in marks), default=0) for marks in laid)
-    line = SIZE * LEADING / 72  # inches
+    line = glyphs.size * LEADING / 72  # inches
     head = 2.2 * line
     drawing, _ = new_figure(PAGE, head + (lines + 0.5) * line + 2 * MARGIN)
     drawing.clear()
@@ -212,24 +214,26 @@ def draw(points: pd.DataFrame) -> Drawing:
         axis.set_axis_off()
         title, _, counts = heading.partition(": ")
         at = (left / PAGE, 1 - MARGIN / height)
-        drawing.text(*at, title, size=SIZE + 1, weight="bold", va="top")
-        drawing.text(at[0], at[1] - 1.0 * line / height, counts, size=SIZE, va="top", color="#333333")
-        _draw_boxes(axis, marks, glyphs.advance)
+        drawing.text(*at, title, size=glyphs.size + 1, weight="bold", va="top")
+        drawing.text(at[0], at[1] - 1.0 * line / height, counts, size=glyphs.size, va="top", color="#333333")
+        _draw_boxes(axis, marks, glyphs)
     return drawing
 
 
-def _draw_boxes(axis: Axes, marks: Sequence[Mark], advance: float) -> None:
+def _draw_boxes(axis: Axes, marks: Sequence[Mark], glyphs: Glyphs) -> None:
     """In lines from the top: a line's box from 0.08 to 0.94, its letters on 0.6, underlines at 0.8."""
     for (step, line), (start, end) in _extents(marks, "step").items():
-        place, size = (start * advance, line + 0.08), ((end - start) * advance, 0.86)
+        place, size = (start * ADVANCE, line + 0.08), ((end - start) * ADVANCE, 0.86)
         axis.add_patch(Rectangle(place, *size, facecolor=SHADES[step % 2], edgecolor=EDGE, linewidth=0.5))
-    for (_, line), (start, end) in _extents(marks, "token").items():
-        ends = ((start + 0.12) * advance, (end - 0.12) * advance)
-        axis.plot(ends, [line + 0.8] * 2, color="#333333", linewidth=0.5, solid_capstyle="butt")
-    for mark in marks:
+    underlines = [
+        [((start + 0.12) * ADVANCE, line + 0.8), ((end - 0.12) * ADVANCE, line + 0.8)]
+        for (_, line), (start, end) in _extents(marks, "token").items()
+    ]
+    axis.add_collection(LineCollection(underlines, colors="#333333", linewidths=0.5, capstyle="butt"), autolim=False)
+    for mark in joined(marks):
         axis.text(
-            mark.column * advance, mark.line + 0.6, mark.text, family=FAMILY, size=SIZE, va="baseline", ha="left",
-            color="#555555" if mark.is_sign else "black", parse_math=False,
+            mark.column * ADVANCE, mark.line + 0.6, mark.text, family=FAMILY, size=glyphs.size, va="baseline",
+            ha="left", color="#555555" if mark.is_sign else "black", parse_math=False,
         )  # fmt: skip
 
 

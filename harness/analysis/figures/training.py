@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
@@ -14,7 +16,7 @@ from harness.analysis.training import HELD_OUT, LOSS
 
 NAME, TITLE = "training_loss", "Training loss"
 MARS, MASKED, CLEAN = "mars", "masked", "clean"
-STREAMS = {MASKED: "-", CLEAN: (0, (2, 1.2))}
+STREAMS: dict[str, Any] = {MASKED: "-", CLEAN: (0, (2, 1.2))}
 # What others train, in the order and words of the legend; cross-entropies, so in nats per token.
 PARTS = {
     ("ar_sft", "ar"): "next token",

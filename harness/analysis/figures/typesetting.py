@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.ft2font import FT2Font, LoadFlags
 
 from harness.analysis.trace import Step
 
@@ -40,25 +41,36 @@ class Mark:
 
 
 class Glyphs:
-    """The monospaced font at a size: its advance in points, and whether it has a character."""
+    """The monospaced font at a size, chosen by its advance.
 
-    def __init__(self, size: float) -> None:
-        self.size = size
+    Where the advance is a whole number of pixels, hinting changes nothing, and a long text stands in a bitmap where it
+    stands in a PDF: column by column.
+
+    Args:
+        advance: points from a character to the next.
+    """
+
+    def __init__(self, advance: float) -> None:
+        self.advance = advance
 
     @cached_property
-    def advance(self) -> float:
-        """Points from a character to the next."""
-        font = get_font(findfont(FontProperties(family=FAMILY)))
-        font.set_size(self.size, 72)
-        return float(font.load_char(ord("0")).linearHoriAdvance) / 65536
+    def size(self) -> float:
+        """Font size in points."""
+        font = _font()
+        font.set_size(100, 72)
+        return 100 * self.advance / (font.load_char(ord("0"), flags=LoadFlags.NO_HINTING).linearHoriAdvance / 65536)
 
     @cached_property
     def _known(self) -> frozenset[int]:
-        return frozenset(get_font(findfont(FontProperties(family=FAMILY))).get_charmap())
+        return frozenset(_font().get_charmap())
 
     def shown(self, character: str) -> str:
         """The character, or a box where the font lacks it."""
         return character if ord(character) in self._known else UNKNOWN
+
+
+def _font() -> FT2Font:
+    return get_font(findfont(FontProperties(family=FAMILY)))
 
 
 def visible(text: str, newline: str = NEWLINE) -> str:
@@ -184,6 +196,25 @@ def _put(marks: list[Mark], cell: _Cell, line: int, column: int) -> None:
         marks[-1] = replace(before, width=before.width + cell.width, text=before.text + cell.text)
     else:
         marks.append(Mark(cell.step, cell.token, line, column, cell.width, cell.text, cell.is_sign))
+
+
+def joined(marks: Sequence[Mark]) -> Iterator[Mark]:
+    """Marks that follow each other in a line as one, whatever tokens they are of: as few texts as can be drawn."""
+    before: Mark | None = None
+    for mark in marks:
+        if (
+            before is not None
+            and (before.line, before.is_sign, before.column + before.width) == (mark.line, mark.is_sign, mark.column)
+            and _is_plain(before.text, before.width)
+            and _is_plain(mark.text, mark.width)
+        ):
+            before = replace(before, width=before.width + mark.width, text=before.text + mark.text)
+        else:
+            if before is not None:
+                yield before
+            before = mark
+    if before is not None:
+        yield before
 
 
 def _is_plain(text: str, columns: int) -> bool:
