@@ -24,7 +24,7 @@ from harness.analysis.figures.settings import (
     settings,
 )
 from harness.analysis.published import FORWARD, RATE
-from harness.results.stats import LEVEL, MIN_CLUSTERS, Interval, mean_interval
+from harness.results.stats import LEVEL, MIN_CLUSTERS, Interval, mean_interval, student
 from harness.results.tables import AVERAGE
 
 if TYPE_CHECKING:
@@ -50,11 +50,12 @@ def make(data: Data) -> list[Figure]:
         "For each method the most committed tokens per forward, and the most tokens per second over AR SFT's on the "
         "same machine, among its settings (threshold, block size, confidence, cache, options) that lose at most 1, 2 "
         "or 5 points of score against AR SFT on the same documents: the lower end of the interval of their paired "
-        f"difference lies above −1, −2, −5. The best of {tried} of a method is a choice, so all of its intervals are "
-        f"widened to hold together: each at level 1 − {1 - LEVEL:.2g} / (settings tried), Bonferroni's; different "
-        "methods are not corrected for each other. A setting also has to keep the bound in the tables' interval at "
-        f"{LEVEL:.0%}. What cannot be shown with this many documents counts as not within the bound, whatever the "
-        "method guarantees."
+        f"difference lies above −1, −2, −5. The best of {tried} of a method (their number stands below its name) is a "
+        "choice, so all of its intervals are widened to hold together: each is at level "
+        f"1 − {1 - LEVEL:.2g} / (settings tried), Bonferroni's; different methods are not corrected for each other. A "
+        f"setting also has to keep the bound in the tables' interval at {LEVEL:.0%}. What cannot be shown with this many "
+        "documents counts as not within the bound, whatever the method guarantees. The dashed line is AR SFT; each cell "
+        "was timed once."
     )
     if len(points):
         documents = sorted({f"{n:,.0f}" for n in points["n"]}, key=lambda text: int(text.replace(",", "")))
@@ -170,44 +171,31 @@ def difference(found: dict[str, Matrix], key: str, reference: str, benchmark: st
 def paired_interval(first: np.ndarray, second: np.ndarray, tasks: Sequence[str], level: float) -> Interval:
     """Mean of first minus second, whose interval also holds at levels that 10,000 resamples cannot tell.
 
-    Right and wrong answers: Agresti and Min's (2005), Wald's after adding half a pair to each of the four outcomes.
-    Otherwise, and from ``MIN_CLUSTERS`` subtasks on, Student's with the standard error of the mean over
-    documents, over subtasks if these are many, and the Student quantile of that many less one degrees of freedom.
+    Right and wrong answers have Bonett and Price's, as in ``stats.compare``. From ``MIN_CLUSTERS`` subtasks on it is
+    Student's over subtasks (of such answers the wider of the two at each end), of other scores Student's over
+    documents.
     """
     differences = first - second
     n, mean = len(differences), float(differences.mean())
-    _, index = np.unique(np.asarray(tasks, dtype=str), return_inverse=True)
-    num_tasks = int(index.max()) + 1
+    clusters = np.unique(np.asarray(tasks, dtype=str), return_inverse=True)[1]
+    is_clustered = int(clusters.max()) + 1 >= MIN_CLUSTERS
+    ends = []
+    if bool(np.isin(np.concatenate([first, second]), (0.0, 1.0)).all()):
+        ends.append(bonett_price(int((differences > 0).sum()), int((differences < 0).sum()), n, level))
+    if is_clustered or not ends:
+        sums = np.bincount(clusters, weights=differences - mean) if is_clustered else differences - mean
+        k = len(sums)
+        error = math.inf if k < 2 else math.sqrt(float((sums**2).sum()) * k / (k - 1)) / n * student(k - 1, level)
+        ends.append((mean - error, mean + error))
+    return Interval(mean, min(low for low, _ in ends), max(high for _, high in ends), n, "paired")
+
+
+def bonett_price(wins: int, losses: int, n: int, level: float) -> tuple[float, float]:
+    """``stats.bonett_price`` at another level than its."""
     z = NormalDist().inv_cdf(0.5 + level / 2)
-    is_binary = bool(np.isin(np.concatenate([first, second]), (0.0, 1.0)).all())
-    up, down = ((differences > 0).sum() + 0.5) / (n + 2), ((differences < 0).sum() + 0.5) / (n + 2)
-    centre, half = up - down, z * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
-    low, high, how = max(-1.0, centre - half), min(1.0, centre + half), "Agresti-Min"
-    if num_tasks < MIN_CLUSTERS and is_binary:
-        return Interval(mean, low, high, n, how)
-    if num_tasks >= MIN_CLUSTERS:
-        sums, k = np.bincount(index, weights=differences - mean), num_tasks
-    else:
-        sums, k = differences - mean, n
-    if k < 2:
-        return Interval(mean, -1.0, 1.0, n, "one document")
-    error = student(z, k - 1) * math.sqrt(float((sums**2).sum()) * k / (k - 1)) / n
-    ends = (mean - error, mean + error)
-    if is_binary:  # clusters that agree by chance do not make it narrower than independent documents
-        ends = (min(ends[0], low), max(ends[1], high))
-    return Interval(mean, *ends, n, "Student's, over subtasks" if num_tasks >= MIN_CLUSTERS else "Student's")
-
-
-def student(z: float, freedom: int) -> float:
-    """Student's quantile for the normal one (Abramowitz and Stegun 26.7.5); within 1 % from 7 degrees of freedom on."""
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return sum(term / freedom**power for power, term in enumerate(terms))
+    up, down = (wins + 1) / (n + 2), (losses + 1) / (n + 2)
+    half = z * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
+    return max(-1.0, up - down - half), min(1.0, up - down + half)
 
 
 def draw(points: pd.DataFrame) -> Drawing:
@@ -257,7 +245,7 @@ def _panel(place: Axes, part: pd.DataFrame, names: list[str]) -> None:
             place.text(1.03, number, "no AR SFT on the same machine", va="center", fontsize=6, style="italic")
         elif rows["value"].isna().all():
             low = rows["best_low"].iloc[0]
-            text = f"none within {BOUNDS[-1]} points (best bound {low:+.1f})"
+            text = f"none within {BOUNDS[-1]} points (best bound: −{-low:.1f})"
             place.text(1.03, number, text, va="center", fontsize=6, style="italic")
         else:
             _marks(place, rows, number)

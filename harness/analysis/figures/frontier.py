@@ -144,8 +144,13 @@ def _capped(points: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """The panels and curves with most points, curves in the order of tau; and a sentence about what is left out."""
     points = points.drop_duplicates(subset=[name for name in COLUMNS if name != "key"])
     measured = points["source"].eq("measured")
-    panels = points.assign(m=measured).groupby("panel").agg(m=("m", "sum"), n=("m", "size")).reset_index()
-    panels = panels.sort_values(["m", "n", "panel"], ascending=[False, False, True])["panel"].tolist()
+    panels = (
+        points.assign(m=measured)
+        .groupby("panel")
+        .agg(m=("m", "sum"), n=("m", "size"), size=("block_size", "max"))
+        .reset_index()
+    )
+    panels = panels.sort_values(["m", "n", "size", "panel"], ascending=[False, False, True, True])["panel"].tolist()
     kept, num_curves = [], 0
     for panel in panels[:PANELS]:
         part = points[points["panel"] == panel].sort_values(["source", "variant", "series"], kind="stable")
