@@ -6,6 +6,7 @@ import math
 import random
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,6 +25,7 @@ from harness.analysis.grids import EMPTY, LEGEND, Grid, Table, latex, to_csv, to
 from harness.analysis.papertables import make_tables
 
 EXPECTED = Path(__file__).parent / "golden_tables"
+GOLDEN = Path(__file__).parent / "golden"
 NAMES = ["table2", "table3", "table4", "table5", "table6", "table8", "table9", "methods"]
 PAPER = {
     "ifeval": ("ifeval",),
@@ -42,8 +44,8 @@ MEDUSA = {"tree": "sparse", "num_nodes": 16, "acceptance": "greedy", "epsilon": 
 SPECULATIVE = {"target": "ar_sft", "draft": "ar_sft", "num_drafts": 4, "draft_tau": None, "temperature": 0.0}
 COMPOSED = MARS | SPECULATIVE | {"target": "mars", "draft": "mars"}
 TOLD = [
-    "scale", "method", "task", "metric", "unit", "n", "measured", "low", "high", "difference", "difference_low",
-    "difference_high", "p", "p_holm", "key", "reference",
+    "table", "scale", "method", "task", "metric", "unit", "n", "measured", "low", "high",
+    "difference", "difference_low", "difference_high", "p", "p_holm", "key", "reference",
 ]  # fmt: skip
 Right = Callable[[int], bool]
 
@@ -128,6 +130,12 @@ def tables(world: tuple[Path, dict[str, str]]) -> dict[str, Table]:
 
 
 @pytest.fixture(scope="module")
+def real() -> dict[str, Table]:
+    """Of a few small cells that were really run."""
+    return tables_of(GOLDEN)
+
+
+@pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Data:
     """The published numbers, and no cell."""
     root = tmp_path_factory.mktemp("nothing")
@@ -142,6 +150,16 @@ def documents(root: Path, key: str, benchmark: str) -> list[dict[str, Any]]:
 def measured(table: Table) -> pd.DataFrame:
     """The measured numbers, without what says little more than the key does."""
     return table.numbers.loc[table.numbers["measured"].notna(), TOLD].reset_index(drop=True)
+
+
+def compare(found: pd.DataFrame, written: pd.DataFrame) -> None:
+    """Exactly the same rows; numbers as far as a file keeps them."""
+    assert list(written.columns) == TOLD
+    for column in TOLD:
+        if pd.api.types.is_numeric_dtype(written[column]):
+            np.testing.assert_allclose(found[column].astype("float64"), written[column], rtol=1e-9, atol=1e-12)
+        else:
+            assert found[column].fillna("").tolist() == written[column].fillna("").tolist(), column
 
 
 def number(table: Table, **where: Any) -> Any:
@@ -164,14 +182,27 @@ def texts(table: Table) -> str:
 def test_tables_are_those_of_the_committed_files(name: str, tables: dict[str, Table]) -> None:
     """``PYTHONPATH=. python tests/test_papertables.py`` writes them anew after a change that is meant."""
     assert to_markdown(tables[name]) == (EXPECTED / f"{name}.md").read_text(encoding="utf-8")
-    written = pd.read_csv(EXPECTED / f"{name}.csv")
-    numbers = measured(tables[name])
-    assert list(written.columns) == TOLD
-    for column in TOLD:
-        if written[column].dtype == "float64" or column == "n":
-            np.testing.assert_allclose(numbers[column].astype("float64"), written[column], rtol=1e-9, atol=1e-12)
-        else:
-            assert numbers[column].fillna("").tolist() == written[column].fillna("").tolist(), column
+    compare(measured(tables[name]), pd.read_csv(EXPECTED / f"{name}.csv"))
+
+
+def test_real_cells(real: dict[str, Table]) -> None:
+    """Every measured number of ``tests/golden`` in a committed file, and by plain sums over the documents."""
+    for name in ("table9", "methods"):
+        assert to_markdown(real[name]) == (EXPECTED / f"real_{name}.md").read_text(encoding="utf-8")
+    written = pd.read_csv(EXPECTED / "real.csv")
+    compare(pd.concat([measured(table) for table in real.values()], ignore_index=True), written)
+    numbers = real["methods"].numbers
+    cells = sorted(path.parent for path in GOLDEN.rglob("record.json"))
+    assert len(cells) == (numbers["metric"] == "score").sum() > 8
+    for folder in cells:
+        rows = pq.read_table(folder / "documents.parquet").to_pylist()
+        found = numbers[numbers["key"] == folder.name].set_index("metric")["measured"]
+        sums = {
+            name: sum(row[name] for row in rows) for name in ("score", "new_tokens", "target_forwards", "positions")
+        }
+        assert found["score"] == pytest.approx(100 * sums["score"] / len(rows))
+        assert found["tokens_per_forward"] == sums["new_tokens"] / sums["target_forwards"]
+        assert found["positions_per_token"] == sums["positions"] / sums["new_tokens"]
 
 
 def test_every_published_number_is_in_its_table(alone: Data) -> None:
@@ -526,14 +557,21 @@ def test_csv_has_the_numbers_unrounded(tables: dict[str, Table], tmp_path: Path)
         np.testing.assert_array_equal(found["measured"].to_numpy(), measured.to_numpy())
 
 
-if __name__ == "__main__":  # writes the committed files anew
-    import tempfile
+def write_expected(root: Path) -> None:
+    """The committed files, from what the tables are now."""
+    EXPECTED.mkdir(exist_ok=True)
+    make_world(root)
+    for name, table in tables_of(root).items():
+        (EXPECTED / f"{name}.md").write_text(to_markdown(table), encoding="utf-8")
+        measured(table).to_csv(EXPECTED / f"{name}.csv", index=False, lineterminator="\n")
+    real = tables_of(GOLDEN)
+    for name in ("table9", "methods"):
+        (EXPECTED / f"real_{name}.md").write_text(to_markdown(real[name]), encoding="utf-8")
+    every = pd.concat([measured(table) for table in real.values()])
+    every.to_csv(EXPECTED / "real.csv", index=False, lineterminator="\n")
 
-    for task in PAPER:
-        made.METRICS.setdefault(task, ("exact_match,none",))
+
+if __name__ == "__main__":
+    made.METRICS |= {task: made.METRICS.get(task, ("exact_match,none",)) for task in PAPER}
     with tempfile.TemporaryDirectory() as folder:
-        make_world(Path(folder))
-        EXPECTED.mkdir(exist_ok=True)
-        for found in tables_of(Path(folder)).values():
-            (EXPECTED / f"{found.name}.md").write_text(to_markdown(found), encoding="utf-8")
-            measured(found).to_csv(EXPECTED / f"{found.name}.csv", index=False, lineterminator="\n")
+        write_expected(Path(folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -97,7 +98,8 @@ def to_latex(table: Table) -> str:
     """
     parts = [r"% \usepackage{booktabs,graphicx}"]
     for number, (grid, rows) in enumerate(_pages(table.grids), start=1):
-        title = f"{table.title}. {grid.title}" if grid.title else table.title
+        title = re.sub("^Table ", "The paper's Table ", table.title)  # LaTeX gives it another number
+        title += f". {grid.title}" if grid.title else ""
         caption = f"{title}. {table.caption} {LEGEND}" if number == 1 else title
         spec = "l" * grid.num_labels + "r" * (len(grid.header) - grid.num_labels)
         parts += [

@@ -55,9 +55,10 @@ class Setting(NamedTuple):
         if self.method == "speculative":
             parts.append(f"{_SIDES.get(str(self.draft), self.draft)} → {_SIDES.get(str(self.target), self.target)}")
         parts += [name(VARIANTS, self.variant)] if self.variant else []
-        for letter, value in (("K", self.num_drafts), ("B", self.block_size), ("τ", self.tau)):
+        threshold = f"{self.confidence} τ" if self.confidence else "τ"
+        for letter, value in (("K", self.num_drafts), ("B", self.block_size), (threshold, self.tau)):
             parts += [] if value is None else [f"{letter}={value:g}"]
-        return " ".join([*parts, *(text for text in (self.confidence, self.other) if text)])
+        return " ".join([*parts, self.other] if self.other else parts)
 
     @property
     def order(self) -> tuple[Any, ...]:
