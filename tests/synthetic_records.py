@@ -209,7 +209,7 @@ def scramble(path: Path) -> None:
 
 
 def age(path: Path) -> None:
-    """What records looked like before draft costs, medians, task intervals, timed forwards and tokens' ends were kept."""
+    """What records looked like before draft costs, medians, tasks' intervals, timed forwards and tokens' ends."""
 
     def older(found: dict[str, Any]) -> None:
         for speed in (found["speed"], *(one["speed"] for one in found["benchmarks"].values())):

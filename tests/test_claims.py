@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+import synthetic_records as made
 from rich.console import Console
 
 from harness.analysis import claims, gaps
 from harness.analysis.claims import CLAIMS, CONTRADICTED, NOT_MEASURED, SUPPORTED, UNDECIDED
+from harness.analysis.data import Data, open_data
 from harness.analysis.published import COST, FORWARD, IDENTITY, RATE, SCORE, read_published, with_errors
+from harness.results import stats
 from harness.results.tables import AVERAGE
 
 Row = dict[str, Any]
@@ -85,6 +90,30 @@ def speculation(ar: float, target: float, both: float) -> pd.DataFrame:
     ))  # fmt: skip
 
 
+class Answers:
+    """Stands in for ``Pairs``: 100 documents of each cell; "other 5" answers five of them otherwise."""
+
+    def difference(self, first: str, second: str, benchmark: str) -> None:
+        return None
+
+    def same_answers(self, first: str, second: str) -> tuple[int, int]:
+        return 100 - sum(int(key.split()[1]) for key in (first, second) if key.startswith("other")), 100
+
+
+def answering(cells: dict[str, Row]) -> pd.DataFrame:
+    """Measured cells by their keys."""
+    rows = [
+        row | {"key": key, "is_usual": cell is not TYPICAL} for key, cell in cells.items() for row in scores(cell, 50)
+    ]
+    return pd.DataFrame(rows, columns=[*IDENTITY, "value", "low", "high", "n", "key", "is_usual"])
+
+
+def pairs_of(cells: pd.DataFrame) -> Any:
+    return Answers() if "key" in cells else None
+
+
+VERIFIED: Row = {"method": "mars verified", "block_size": 4}
+TYPICAL: Row = {"method": "medusa"}
 NO_CACHE: Row = MANY | {"cache": "none"}
 AR_CACHE: Row = AR | {"cache": "cursor"}
 SPEEDS = [1.0, 1.5, 2.0, 2.5]
@@ -121,7 +150,7 @@ CASES: dict[Callable[..., claims.Finding], dict[str, dict[str, pd.DataFrame]]] =
         },
         CONTRADICTED: {
             "up on average": frame(scores(AR, 50, 60), scores(AR | {"variant": "compute_matched"}, 52, 62)),
-            "level on average, one task up": frame(scores(AR, 50, 60), scores(AR | {"variant": "compute_matched"}, 55, 55)),
+            "level, one task up": frame(scores(AR, 50, 60), scores(AR | {"variant": "compute_matched"}, 55, 55)),
         },
         UNDECIDED: {"wide": frame(scores(AR, 50, se=2), scores(AR | {"variant": "compute_matched"}, 50, se=2))},
         NOT_MEASURED: {"5 epochs only": frame(scores(AR, 50))},
@@ -254,6 +283,23 @@ CASES: dict[Callable[..., claims.Finding], dict[str, dict[str, pd.DataFrame]]] =
         UNDECIDED: {"the draft gives 4 %": speculation(40, 50, 52)},
         NOT_MEASURED: {"no MARS draft": speculation(40, 50, 60).iloc[:2], "nothing": frame(scores(AR, 50))},
     },
+    claims.lossless_methods_give_ar_answers: {
+        SUPPORTED: {
+            "jacobi alone": answering({"ar": AR, "jacobi": JACOBI}),
+            "verified MARS beside one-token MARS": answering({"one": ONE, "same as one": VERIFIED}),
+            "lossy Medusa is another thing": answering({"ar": AR, "jacobi": JACOBI, "other 5": TYPICAL}),
+        },
+        CONTRADICTED: {
+            "one of two is off": answering({"ar": AR, "jacobi": JACOBI, "other 2": {"method": "eagle"}}),
+        },
+        UNDECIDED: {"a near-tie": answering({"ar": AR, "other 1": JACOBI})},
+        NOT_MEASURED: {
+            "no AR": answering({"jacobi": JACOBI}),
+            "verified MARS beside AR": answering({"ar": AR, "same as one": VERIFIED}),
+            "other block size": answering({"one": ONE, "same as one": VERIFIED | {"block_size": 8}}),
+            "published": frame(scores(AR, 50), scores(JACOBI, 50)),
+        },
+    },
     claims.training_costs_twice: {
         SUPPORTED: {"2.1": frame(number(AR, COST, 10, 0.1, None), number(ONE, COST, 21, 0.1, None))},
         CONTRADICTED: {
@@ -281,13 +327,13 @@ def test_every_claim_has_a_case_for_every_verdict():
     ],
 )
 def test_verdict(check, verdict, cells):
-    finding = check(cells)
+    finding = check(cells, pairs_of(cells))
     assert finding.verdict == verdict, finding.numbers
     assert finding.numbers
     assert len(finding.numbers) <= 79  # one line of the board
     # Neither the order of the rows nor the frame's types matter.
-    assert check(cells.iloc[::-1]) == finding
-    assert check(cells.convert_dtypes()) == finding
+    assert check(cells.iloc[::-1], pairs_of(cells)) == finding
+    assert check(cells.convert_dtypes(), pairs_of(cells)) == finding
 
 
 @pytest.mark.parametrize("check", CLAIMS.values())
@@ -338,6 +384,7 @@ def test_the_published_numbers(board):
         "With the block cache MARS is faster than AR": (NOT_MEASURED, SUPPORTED),
         "Speculative gains add up": (NOT_MEASURED, SUPPORTED),
         "Training costs about twice AR SFT's": (SUPPORTED, SUPPORTED),
+        "Lossless methods give AR SFT's answers": (NOT_MEASURED, NOT_MEASURED),
     }
     numbers = board.set_index(["claim", "scale"])["numbers"]
     # By hand: (2.9+0.3+0.5+1.5+0.8+4.8)/6 = 1.8, and 1.96 times its error of 1.16.
@@ -365,14 +412,117 @@ def test_the_board_fits_100_columns_with_a_line_for_each_verdict(board):
         assert any(row.numbers in line and row.verdict in line for line in lines)
 
 
+TAUS = (1.0, 0.9, 0.7)
+
+
+def measured_folder(root: Path) -> Path:
+    """AR, MARS at ``TAUS`` with losses of 0, 4 and 60 of 400 documents, Jacobi with AR's answers, two caches."""
+    generator = np.random.default_rng(0)
+    ar = made.identity(*made.AR)
+    base = made.documents(ar, 400, made.QUICK, generator)
+    for i, row in enumerate(base):
+        row["score"] = float(i < 300)
+    cells: list[tuple[dict[str, Any], list[Row], dict[str, Any]]] = [(ar, base, {})]
+    for tau, lost in zip(TAUS, (0, 4, 60), strict=True):
+        axes = {"tau": tau, "block_size": 4, "confidence": "probability", "verify": False, "temperature": 0.0}
+        speed = 4 if tau < 1 else 1
+        rows = [
+            row
+            | {"score": float(lost <= i < 300), "text": f"{tau} {i}", "new_tokens": 12, "target_forwards": 12 // speed}
+            for i, row in enumerate(base)
+        ]
+        if tau == 0.9:
+            rows = [row | {"target_forwards": 6} for row in rows]
+        cells.append((made.identity("mars", axes), rows, {}))
+        if tau == 0.9:  # worse, and not what a claim about scores means
+            none = {"mode": "none", "accept_limit": "block_size"}
+            cells.append(
+                (made.identity("mars", axes, cache=none), [row | {"score": 0.0} for row in rows], {"cache": "none"})
+            )
+    cells.append((made.identity("jacobi", {"window_length": 4, "initial": "prompt"}), base, {}))
+    for n, (of, rows, config) in enumerate(cells):
+        made.write(root, of, rows, made.times(n), **config)
+    return root
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    return open_data(measured_folder(tmp_path_factory.mktemp("measured")))
+
+
+def test_the_board_of_measured_cells_is_paired(data):
+    board = claims.board(data)
+    assert list(board.columns) == list(claims.COLUMNS)
+    measured = board[board["source"] == "measured"].set_index("claim")
+    assert set(measured["family"] + " " + measured["scale"]) == {"tiny tiny"}
+    assert len(board) == 3 * len(CLAIMS)
+    one = measured.loc["One-token MARS is not below AR SFT"]
+    assert (one["verdict"], one["how"]) == (SUPPORTED, "paired; Holm over tasks")
+    assert one["numbers"] == "+0.0 [−0.7, +0.7]: better not shown; word_problems, 400 documents, p=1.000"
+    frontier = measured.loc["The tau frontier is smooth"]
+    assert frontier["verdict"] == SUPPORTED
+    assert frontier["numbers"].startswith("1 curve: −15.0 for up to 4.00 tokens/forward")
+    jacobi = measured.loc["Jacobi commits about 1.07 tokens per forward"]
+    assert jacobi["numbers"].endswith("; score against AR: +0.0 [−0.7, +0.7], word_problems, 400 documents, p=1.000")
+    lossless = measured.loc["Lossless methods give AR SFT's answers"]
+    assert (lossless["verdict"], lossless["numbers"]) == (SUPPORTED, "400 of 400: jacobi")
+    published = board[board["source"] == "published"]
+    assert set(published["family"]) == {"qwen2.5"}
+    assert published["how"].str.startswith("unpaired").sum() == 2 * 8
+
+
+def test_measured_gaps_are_those_of_the_documents(data):
+    table = gaps.all_gaps(data.usual, data.pairs).set_index(["comparison", "task"])
+    row = table.loc[("one-token MARS − AR SFT", "word_problems")]
+    assert (row["gap"], row["n"], row["p"]) == (0, 400, 1)
+    assert bool(row["is_paired"])
+    [loss] = [
+        gap
+        for rows in [gaps.rows_of(data.usual, data.pairs)]
+        for gap in gaps.compare(rows, {"method": "mars", "tau": 0.9}, gaps.AR).tasks  # the cursor cache's
+    ]
+    low, high = stats.bonett_price(0, 4, 400)
+    assert (loss.gap, loss.low, loss.high) == pytest.approx((-1, 100 * low, 100 * high))
+    assert loss.p == stats.mcnemar(0, 4) == 0.125
+    assert not loss.exceeds
+    unpaired = gaps.compare(gaps.rows_of(data.usual[data.usual["cache"] == "cursor"]), {"tau": 0.9}, gaps.AR)
+    assert unpaired.average.high - unpaired.average.low > 3 * (loss.high - loss.low)
+
+
+def test_speeds_are_compared_on_one_machine():
+    mine = MANY | {"cache": "block", "cache_block": 16.0, "batch_size": 4.0, "key": "a", "hardware": "x"}
+    other = AR_CACHE | {"batch_size": 4.0, "key": "b", "hardware": "x"}
+    rows = [number(mine, RATE, 150, 0), number(other, RATE, 100, 0)]
+    assert claims.block_cache_beats_ar(pd.DataFrame(rows), Answers()).verdict == SUPPORTED
+    for change in ({"hardware": "y"}, {"threads": 2.0}, {"batch_size": 8.0}, {"n": 5}):
+        elsewhere = pd.DataFrame([rows[0], rows[1] | change])
+        assert claims.block_cache_beats_ar(elsewhere, Answers()).verdict == NOT_MEASURED
+
+
+def test_better_needs_both_interval_and_test():
+    gap = gaps.Gap("a", 60, 50, 1.0, 100, paired=stats.Interval(10, 1, 19, 100, "Bonett-Price"), p_value=0.07)
+    assert gap.low > 0
+    assert not gap.exceeds
+
+
+def test_without_results_the_published_numbers_are_all(capsys, tmp_path):
+    claims.main([str(tmp_path)])
+    found = capsys.readouterr().out
+    assert "Nothing is measured yet" in found
+    assert "Measured on" not in found
+
+
 def test_the_command(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    claims.main([])
+    folder = str(measured_folder(tmp_path / "results"))
+    claims.main([folder])
     board = capsys.readouterr().out
-    claims.main(["--gaps"])
+    assert board.index("published numbers") < board.index("Measured on tiny (tiny)")
+    claims.main([folder, "--gaps"])
     both = capsys.readouterr().out
     assert both.startswith(board)
+    assert "one-token MARS − AR SFT, tiny" in both
     assert "one-token MARS − AR SFT, 7b" in both
     [line] = [line for line in both.splitlines() if "+6.4" in line]  # B=16, the one task that stands out
     assert line.split() == ["16", "gsm8k_cot", "1,319", "75.1", "68.7", "+6.4", "3.4", "3.7", "0.004", "**"]

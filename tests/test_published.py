@@ -34,7 +34,7 @@ def one(frame: pd.DataFrame, metric: str = SCORE, **where: object) -> dict[str, 
     ("table", "metric", "where", "value", "unit"),
     [
         (2, SCORE, {"scale": "7b", "method": "ar_sft", "variant": "base", "task": "bbh"}, 24.0, "percent"),
-        (2, SCORE, {"scale": "0.5b", "method": "ar_sft", "variant": "compute_matched", "task": "mmlu_pro"}, 9.3, "percent"),
+        (2, SCORE, {"method": "ar_sft", "variant": "compute_matched", "task": "mmlu_pro"}, 9.3, "percent"),
         (2, SCORE, {"method": "block_diffusion", "block_size": 4, "tau": 1, "task": "bbh"}, 7.5, "percent"),
         (3, SCORE, {"method": "mars", "variant": "no_sft_loss", "block_size": 16, "task": AVERAGE}, 22.2, "percent"),
         (4, DELTA, {"scale": "0.5b", "method": "mars", "block_size": 8, "tau": 0.95, "task": "ifeval"}, -5.6, "points"),

@@ -315,7 +315,7 @@ def test_provenance_names_code_versions_and_machine() -> None:
 
 
 def test_agresti_coull_holds_wilsons_published_intervals() -> None:
-    """Newcombe (1998), Table I, method 3: 81/263, 15/148, 0/20, 1/29. Both have the same centre where none is cut off."""
+    """Newcombe (1998), Table I, method 3: 81/263, 15/148, 0/20, 1/29. Both have one centre where nothing is cut off."""
     for successes, n, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605)):
         found = stats.agresti_coull(successes, n)
         assert sum(found) == pytest.approx(low + high, abs=1e-4)

@@ -1,15 +1,16 @@
-"""The paper's claims as checks over a tidy frame, and the board of verdicts on the published numbers.
+"""The paper's claims as checks over a tidy frame, and the boards of verdicts on the published and measured numbers.
 
-    python -m harness.analysis.claims           # one line for each claim and model scale
-    python -m harness.analysis.claims --gaps    # and every gap with its unpaired standard error
+    python -m harness.analysis.claims [FOLDERS…]   # published, then each measured model: a line for each claim
+    python -m harness.analysis.claims --gaps       # and every gap with its standard error
 
 A claim is a function of the cells of one scale (``gaps`` says what a frame of cells holds), so that the same function
 judges published and measured numbers. It returns a verdict and the numbers behind it in one line:
 
 *supported*, *contradicted*, *undecided* (the numbers allow both), or *not measured* (a cell that it needs is missing).
-The rule of each stands in its docstring. Sampling errors are at 95 % and unpaired; "average" is the plain mean over the
-tasks that both cells have; where several gaps are looked at for the one that stands out, Holm's correction is applied.
-Nothing is called better whose interval reaches zero.
+The rule of each stands in its docstring. Sampling errors are at 95 %, of published numbers unpaired, of measured ones
+paired on the same documents; "average" is the plain mean over the tasks that both cells have; where several gaps are
+looked at for the one that stands out, Holm's correction is applied. Nothing is called better whose interval reaches
+zero. Each claim is judged for itself: over the board, one in twenty may be decided by chance.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -28,6 +29,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from harness.analysis.cells import model_size
 from harness.analysis.gaps import (
     AR,
     MARS,
@@ -36,6 +38,7 @@ from harness.analysis.gaps import (
     ONE_TOKEN,
     Comparison,
     Gap,
+    Row,
     Rows,
     Where,
     Z,
@@ -43,12 +46,18 @@ from harness.analysis.gaps import (
     by_task,
     compare,
     corrected,
+    gap_between,
     pick,
     rows_of,
     values_of,
 )
-from harness.analysis.published import COST, FORWARD, RATE, SCORE, read_published, with_errors
+from harness.analysis.measured import MACHINE, TASK_MEAN
+from harness.analysis.published import COST, FORWARD, RATE, SCORE
 from harness.results.tables import AVERAGE
+
+if TYPE_CHECKING:
+    from harness.analysis.data import Data
+    from harness.analysis.pairs import Pairs
 
 SUPPORTED, CONTRADICTED, UNDECIDED, NOT_MEASURED = "supported", "contradicted", "undecided", "not measured"
 
@@ -59,6 +68,17 @@ HEADLINE_BLOCK_SIZE = 4  # of Table 2
 BLOCK_DIFFUSION: Where = {"method": "block_diffusion", "variant": None, "tau": 1.0, "block_size": HEADLINE_BLOCK_SIZE}
 JACOBI = (1.02, 1.12)  # "about 1.07" tokens per forward
 TWICE = (1.5, 2.5)  # "about 2×"
+# What commits greedy AR's answers, and the cell whose answers these are.
+LOSSLESS: dict[str, tuple[Where, Where]] = {
+    "jacobi": ({"method": "jacobi", "variant": None}, AR),
+    "medusa": ({"method": "medusa", "variant": None, "is_usual": True}, AR),
+    "eagle": ({"method": "eagle", "variant": None}, AR),
+    "speculative": ({"method": "speculative", "target": "ar_sft", "draft": "ar_sft"}, AR),
+    "verified MARS": ({"method": "mars verified", "variant": None}, {**MARS, **ONE_TOKEN}),
+}
+NEARLY = 0.99  # of the answers: in 16 bits a wider window may part from AR at a near-tie
+PUBLISHED, MEASURED = "published", "measured"
+COLUMNS = ("source", "family", "scale", "claim", "verdict", "numbers", "how")
 
 
 @dataclass(frozen=True)
@@ -73,25 +93,28 @@ def _not_measured(what: str) -> Finding:
     return Finding(NOT_MEASURED, f"no {what}")
 
 
-Check = Callable[[pd.DataFrame], Finding]
+Check = Callable[..., Finding]  # of a frame of cells, and of ``Pairs`` where they are measured
 CLAIMS: dict[str, Check] = {}  # a claim's words on the board, and its check
+HOW: dict[str, str] = {}  # and how it is tested, after "paired" or "unpaired"
+OF_TASKS = "Holm over tasks"
+OF_SPEEDS = "single runs, no interval"
 
 
-def claim(words: str) -> Callable[[Callable[[Rows], Finding]], Check]:
+def claim(words: str, how: str) -> Callable[[Callable[[Rows], Finding]], Check]:
     """Makes a function of rows one of a tidy frame, and a line of the board."""
 
     def register(check: Callable[[Rows], Finding]) -> Check:
         @wraps(check)
-        def on_frame(cells: pd.DataFrame) -> Finding:
-            return check(rows_of(cells))
+        def on_frame(cells: pd.DataFrame, pairs: Pairs | None = None) -> Finding:
+            return check(rows_of(cells, pairs))
 
-        CLAIMS[words] = on_frame
+        CLAIMS[words], HOW[words] = on_frame, how
         return on_frame
 
     return register
 
 
-@claim("One-token MARS is not below AR SFT")
+@claim("One-token MARS is not below AR SFT", OF_TASKS)
 def one_token_not_below_ar(rows: Rows) -> Finding:
     """One-token MARS (tau = 1, B = 4) is not below AR SFT.
 
@@ -102,11 +125,12 @@ def one_token_not_below_ar(rows: Rows) -> Finding:
     if found is None:
         return _not_measured("scores of one-token MARS (B=4) beside AR SFT")
     average = found.average
-    word = "better" if average.low > 0 else "below" if average.high < 0 else "better not shown"
+    is_better = average.low > 0 and average.exceeds
+    word = "better" if is_better else "below" if average.high < 0 else "better not shown"
     return Finding(_none_that_way(found, -1), f"{_interval(average)}: {word}; {_tasks(found)}")
 
 
-@claim("Compute-matched AR SFT (10 epochs) gains nothing over 5")
+@claim("Compute-matched AR SFT (10 epochs) gains nothing over 5", OF_TASKS)
 def more_ar_epochs_gain_nothing(rows: Rows) -> Finding:
     """AR SFT for 10 epochs, the compute of MARS, gains nothing over 5.
 
@@ -119,7 +143,7 @@ def more_ar_epochs_gain_nothing(rows: Rows) -> Finding:
     return Finding(_none_that_way(found, 1), f"{_interval(found.average)}; {_tasks(found)}")
 
 
-@claim("Block Diffusion degrades")
+@claim("Block Diffusion degrades", OF_TASKS)
 def block_diffusion_degrades(rows: Rows) -> Finding:
     """Block Diffusion (one token per forward: tau = 1, B = 4) is below AR SFT.
 
@@ -132,7 +156,7 @@ def block_diffusion_degrades(rows: Rows) -> Finding:
     return Finding(_falls(found.average), f"{_interval(found.average)}; {_tasks(found)}")
 
 
-@claim("Without the SFT loss quality decays with block size")
+@claim("Without the SFT loss quality decays with block size", OF_TASKS)
 def decays_without_sft_loss(rows: Rows) -> Finding:
     """Without the SFT loss one-token MARS loses quality from the smallest to the largest block size.
 
@@ -147,7 +171,7 @@ def decays_without_sft_loss(rows: Rows) -> Finding:
     return Finding(_falls(found.average), numbers)
 
 
-@claim("With the SFT loss it does not")
+@claim("With the SFT loss it does not", OF_TASKS)
 def stays_with_sft_loss(rows: Rows) -> Finding:
     """With the SFT loss one-token MARS loses nothing from the smallest to the largest block size.
 
@@ -162,7 +186,7 @@ def stays_with_sft_loss(rows: Rows) -> Finding:
     return Finding(_none_that_way(found, -1), numbers)
 
 
-@claim("Without the SFT loss it decays more than with it")
+@claim("Without the SFT loss it decays more than with it", "one test, errors added as if independent")
 def sft_loss_slows_decay(rows: Rows) -> Finding:
     """From the smallest to the largest block size that both have, more is lost without the SFT loss than with it.
 
@@ -179,7 +203,7 @@ def sft_loss_slows_decay(rows: Rows) -> Finding:
     return Finding(verdict, f"lost {_signed(a.gap)} without and {_signed(b.gap)} with it: {_interval(both)}")
 
 
-@claim("The tau frontier is smooth")
+@claim("The tau frontier is smooth", "Holm over steps, and over curves")
 def tau_frontier_is_smooth(rows: Rows) -> Finding:
     """Lowering tau trades score for tokens per forward without reversals: on each task and block size of MARS.
 
@@ -202,12 +226,13 @@ def tau_frontier_is_smooth(rows: Rows) -> Finding:
                 continue
             num_curves += 1
             for (score, speed), (next_score, next_speed) in pairwise(points):
-                steps.append(_gap(task, next_score, score))
+                steps.append(gap_between(rows, task, next_score, score))
                 reversals += bool(next_speed["high"] < speed["low"])
-            whole.append(_gap(task, points[-1][0], points[0][0]))
+            whole.append(gap_between(rows, task, points[-1][0], points[0][0]))
             gains &= bool(points[-1][1]["low"] > points[0][1]["high"])
             fastest = max(fastest, points[-1][1]["value"])
-    if not num_curves:
+    steps, whole = ([gap for gap in gaps if gap is not None] for gaps in (steps, whole))
+    if not steps or len(whole) < num_curves:
         return _not_measured("three tau values of MARS on one task and block size")
     rises = [gap for gap in corrected(steps) if gap.gap > 0 and gap.exceeds_holm]
     falls = [gap for gap in corrected(whole) if gap.gap < 0 and gap.exceeds_holm]
@@ -216,12 +241,12 @@ def tau_frontier_is_smooth(rows: Rows) -> Finding:
     top, lost = max(steps, key=lambda gap: gap.z), [gap.gap for gap in whole]
     return Finding(
         verdict,
-        f"{num_curves} curves: {_signed(min(lost))} to {_signed(max(lost))} for up to {fastest:.2f} tokens/forward; "
+        f"{num_curves} curve{'s' * (num_curves > 1)}: {_span(lost)} for up to {fastest:.2f} tokens/forward; "
         f"steepest rise z={_signed(top.z)}",
     )
 
 
-@claim("The three confidence metrics trace one frontier")
+@claim("The three confidence metrics trace one frontier", "Holm over points; unpaired between curves")
 def metrics_share_one_frontier(rows: Rows) -> Finding:
     """Accepting by probability, margin or entropy (Figure 6) gives one frontier of score over tokens per forward.
 
@@ -248,7 +273,7 @@ def metrics_share_one_frontier(rows: Rows) -> Finding:
     return Finding(verdict, numbers)
 
 
-@claim("Jacobi commits about 1.07 tokens per forward")
+@claim("Jacobi commits about 1.07 tokens per forward", OF_SPEEDS)
 def jacobi_is_about_107(rows: Rows) -> Finding:
     """Jacobi decoding commits about 1.07 tokens per forward.
 
@@ -257,25 +282,25 @@ def jacobi_is_about_107(rows: Rows) -> Finding:
     decoding gives greedy AR's answers, so its scores should be AR's.
     """
     where = {"method": "jacobi", "variant": None}
-    averages = pick(rows, FORWARD, {**where, "task": AVERAGE})
-    parts = averages or list(by_task(rows, where, FORWARD).values())
+    averages = pick(rows, FORWARD if rows.pairs is None else TASK_MEAN, {**where, "task": AVERAGE})
+    parts = averages[:1] or list(by_task(rows, where, FORWARD).values())
     if not parts:
         return _not_measured("tokens per forward of Jacobi decoding")
     value, low, high = (float(np.mean([part[name] for part in parts])) for name in ("value", "low", "high"))
     found = compare(rows, where, AR)
     numbers = f"{value:.2f} tokens/forward"
     if found:
-        numbers += f"; score against AR: {_tasks(found)}"
+        numbers += f"; score against AR: {_interval(found.average) + ', ' if found.is_one else ''}{_tasks(found)}"
     return Finding(_within((value, low, high), JACOBI), numbers)
 
 
-@claim("The block cache is faster than none")
+@claim("The block cache is faster than none", OF_SPEEDS)
 def block_cache_beats_none(rows: Rows) -> Finding:
     """MARS (tau = 0.95) with the block cache is faster than without a cache: ``_faster_at_all_batches``."""
     return _faster_at_all_batches(rows, {**MARS, **MULTI_TOKEN, "cache": "none"}, "MARS without a cache")
 
 
-@claim("With the block cache MARS is faster than AR")
+@claim("With the block cache MARS is faster than AR", OF_SPEEDS)
 def block_cache_beats_ar(rows: Rows) -> Finding:
     """MARS (tau = 0.95) with the block cache is faster than AR SFT with its cache: ``_faster_at_all_batches``."""
     return _faster_at_all_batches(rows, {**AR, "cache": "cursor"}, "AR SFT")
@@ -314,7 +339,7 @@ def _faster_at_all_batches(rows: Rows, other: Where, name: str) -> Finding:
     )
 
 
-@claim("Speculative gains add up")
+@claim("Speculative gains add up", OF_SPEEDS)
 def speculative_gains_add_up(rows: Rows) -> Finding:
     """A MARS target speeds speculative decoding up, and a MARS draft does so on top (Table 6).
 
@@ -338,7 +363,7 @@ def speculative_gains_add_up(rows: Rows) -> Finding:
     return Finding(verdict, numbers)
 
 
-@claim("Training costs about twice AR SFT's")
+@claim("Training costs about twice AR SFT's", OF_SPEEDS)
 def training_costs_twice(rows: Rows) -> Finding:
     """Training MARS costs about twice what AR SFT costs.
 
@@ -346,20 +371,83 @@ def training_costs_twice(rows: Rows) -> Finding:
     """
     ratios = _ratios(rows, COST, MARS, AR)
     if not ratios:
-        return _not_measured("training cost of MARS beside AR SFT")
+        return _not_measured("training cost of both on one machine that did nothing else")
     value, low, high = ratios[0]
     return Finding(_within(ratios[0], TWICE), f"{value:.2f}× [{low:.2f}, {high:.2f}]")
 
 
-def judge(cells: pd.DataFrame) -> pd.DataFrame:
-    """Every claim at every scale of the frame: ``claim``, ``scale``, ``verdict``, ``numbers``."""
+@claim("Lossless methods give AR SFT's answers", "text and number of tokens of every document")
+def lossless_methods_give_ar_answers(rows: Rows) -> Finding:
+    """Jacobi, Medusa (greedy acceptance), EAGLE and AR/AR speculative decoding write what AR SFT writes.
+
+    Verified MARS writes what one-token MARS writes, which is greedy AR on its weights. No claim of the paper's but the
+    construction of these methods. Supported: all answers on all shared documents are the same. Contradicted: of a
+    method more than 1 % differ. Undecided otherwise (``harness.diagnose`` tells a near-tie from a bug).
+    """
+    shares = {}
+    for name, sides in LOSSLESS.items():
+        found = None if rows.pairs is None else _same_answers(rows, rows.pairs, *sides)
+        if found and found[1]:
+            shares[name] = found
+    if not shares:
+        return _not_measured("answers of a lossless method beside AR's, document by document")
+    is_whole = all(same == n for same, n in shares.values())
+    is_off = any(same < NEARLY * n for same, n in shares.values())
+    told: dict[tuple[int, int], list[str]] = {}
+    for name, share in shares.items():
+        told.setdefault(share, []).append(name)
+    numbers = "; ".join(f"{same:,} of {n:,}: {', '.join(names)}" for (same, n), names in told.items())
+    return Finding(SUPPORTED if is_whole else CONTRADICTED if is_off else UNDECIDED, numbers)
+
+
+def _same_answers(rows: Rows, pairs: Pairs, first: Where, second: Where) -> tuple[int, int] | None:
+    """Of the cells that ``by_task`` means; of verified MARS, those of one block size."""
+    mine = by_task(rows, first)
+    if not mine:
+        return None
+    block_size = next(iter(mine.values())).get("block_size")
+    other = by_task(rows, {**second, "block_size": block_size} if second.get("method") == "mars" else second)
+    couples = {(mine[task]["key"], other[task]["key"]) for task in mine if task in other}
+    counts = [pairs.same_answers(*couple) for couple in sorted(couples)]
+    return sum(same for same, _ in counts), sum(n for _, n in counts)
+
+
+def judge(cells: pd.DataFrame, pairs: Pairs | None = None) -> pd.DataFrame:
+    """Every claim at every scale of the frame: ``claim``, ``scale``, ``verdict``, ``numbers``, ``how``.
+
+    Args:
+        pairs: of measured cells; without it the cells are published ones.
+    """
     scales = sorted(cells["scale"].dropna().unique())
     rows = []
     for words, check in CLAIMS.items():
         for scale in scales:
-            finding = check(cells[cells["scale"] == scale])
-            rows.append({"claim": words, "scale": scale, "verdict": finding.verdict, "numbers": finding.numbers})
-    return pd.DataFrame(rows, columns=["claim", "scale", "verdict", "numbers"])
+            finding = check(cells[cells["scale"] == scale], pairs)
+            how = HOW[words]
+            if how.startswith(("Holm", "one test")):
+                how = f"{'unpaired' if pairs is None else 'paired'}; {how}"
+            rows.append(
+                {"claim": words, "scale": scale, "verdict": finding.verdict, "numbers": finding.numbers, "how": how}
+            )
+    return pd.DataFrame(rows, columns=["claim", "scale", "verdict", "numbers", "how"])
+
+
+def board(data: Data) -> pd.DataFrame:
+    """The claims judged by the published numbers, and then by what was measured on each model.
+
+    Returns:
+        ``COLUMNS``: source ("published" or "measured"), family of the model, its scale (the paper's) or name, the
+        claim, its verdict, the numbers behind it in one line, and how they were tested.
+    """
+    published = judge(data.published).assign(source=PUBLISHED, family="qwen2.5")
+    boards = [published]
+    if not data.measured.empty:
+        # Speeds are compared on one machine: for them no cell stands for others.
+        cells = pd.concat([data.usual[data.usual["metric"] != RATE], data.measured[data.measured["metric"] == RATE]])
+        families = cells.drop_duplicates("scale").set_index("scale")["model"].map(lambda name: model_size(name)[0])
+        found = judge(cells, data.pairs).assign(source=MEASURED)
+        boards.append(found.assign(family=found["scale"].map(families)))
+    return pd.concat(boards, ignore_index=True)[list(COLUMNS)]
 
 
 def _none_that_way(found: Comparison, sign: int) -> str:
@@ -399,11 +487,6 @@ def _from_first_to_last(rows: Rows, where: Where, sizes: Sequence[float]) -> Com
     return compare(rows, last, first)
 
 
-def _gap(task: str, first: Any, second: Any) -> Gap:
-    se = float(np.hypot(first["se"], second["se"]))
-    return Gap(task, first["value"], second["value"], se, min(first["n"], second["n"]))
-
-
 Point = tuple[float, Any]
 
 
@@ -431,16 +514,37 @@ def _distance(task: str, point: Point, curve: Sequence[Point]) -> Gap | None:
 
 
 def _ratios(rows: Rows, metric: str, first: Where, second: Where) -> list[tuple[float, float, float]]:
-    """First over second with the span that their intervals allow, for each task that both have."""
-    a, b = by_task(rows, first, metric), by_task(rows, second, metric)
-    return [
-        (x["value"] / y["value"], x["low"] / y["high"], x["high"] / y["low"])
-        for x, y in ((a[task], b[task]) for task in a if task in b)
-    ]
+    """First over second with the span that their intervals allow, for each task that both have.
+
+    Of measured cells, of two that ran alike: on one machine, on as many documents, with one batch and block size.
+    """
+    if rows.pairs is None:
+        a, b = by_task(rows, first, metric), by_task(rows, second, metric)
+        couples = [(a[task], b[task]) for task in a if task in b]
+    else:
+        found: dict[str, tuple[Row, Row]] = {}
+        others = pick(rows, metric, second)
+        for x in pick(rows, metric, first):
+            for y in others:
+                if x["task"] == y["task"] != AVERAGE and _is_alike(x, y):
+                    found.setdefault(x["task"], (x, y))
+        couples = list(found.values())
+    return [(x["value"] / y["value"], x["low"] / y["high"], x["high"] / y["low"]) for x, y in couples]
+
+
+def _is_alike(first: Row, second: Row) -> bool:
+    sizes = {row.get("block_size") for row in (first, second)} - {None}  # AR has none
+    alike = ("n", "limit", "dtype", "batch_size", *MACHINE)
+    return len(sizes) < 2 and all(first.get(name) == second.get(name) for name in alike)
 
 
 def _signed(value: float) -> str:
     return f"{value:+.1f}".replace("-", "−")
+
+
+def _span(values: Sequence[float]) -> str:
+    ends = [_signed(value) for value in (min(values), max(values))]
+    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
 
 
 def _interval(gap: Gap) -> str:
@@ -448,7 +552,11 @@ def _interval(gap: Gap) -> str:
 
 
 def _tasks(found: Comparison) -> str:
-    """How many tasks are up and down, and how many of them for sure."""
+    """How many tasks are up and down, and how many of them for sure; of a single one its name and size."""
+    if found.is_one:
+        [one] = found.tasks
+        size = f", {one.n:,.0f} documents" if one.n == one.n else ""
+        return f"{one.task}{size}, p={one.p:.3f}"
     up, down = (sum(gap.gap * sign > 0 for gap in found.tasks) for sign in (1, -1))
     sure = ", ".join(f"{len(_certain(found, sign))} {word}" for sign, word in ((1, "up"), (-1, "down"))
                      if _certain(found, sign))  # fmt: skip
@@ -457,29 +565,36 @@ def _tasks(found: Comparison) -> str:
 
 STYLES = {SUPPORTED: "green", CONTRADICTED: "red", UNDECIDED: "yellow", NOT_MEASURED: "dim"}
 CAPTION = (
-    'Averages over tasks with unpaired 95 % intervals, in points; "sure" after Holm\'s correction.\n'
+    'Averages over tasks with {} 95 % intervals, in points; "sure" after Holm\'s correction.\n'
     f"A loss under {MARGIN:g} point counts as none, a speed-up under {100 * SPEED_MARGIN - 100:.0f} % neither: "
-    "speeds are single runs.\n"
-    "Paired tests on the same questions could be sharper; the paper does not give the data for them."
+    "speeds are single runs."
 )
+CAPTION_PUBLISHED = "Paired tests on the same questions could be sharper; the paper does not give the data for them."
+CAPTION_MEASURED = "Each claim is tested for itself, on cells of the usual options, cursor cache and smallest batch."
 
 
-def to_rich(board: pd.DataFrame, title: str) -> Group:
-    """The board for the terminal, within 100 columns: a claim's words, below them a line for each scale."""
+def to_rich(board: pd.DataFrame, title: str, is_measured: bool = False) -> Group:
+    """The board for the terminal, within 80 columns as well as 100: a claim's words, below them a line for each scale.
+
+    Where all rows are of one scale its name is left to the title.
+    """
     parts: list[Any] = [Text(title, "bold")]
+    is_one = board["scale"].nunique() < 2
     for words, rows in board.groupby("claim", sort=False):
         parts += [Text(), Text(str(words))]
         table = Table.grid(padding=(0, 1))
-        for width in (6, 12, None):
+        for width in (2 if is_one else 6, 12, None):
             table.add_column(width=width)
         for row in rows.itertuples():
-            table.add_row(f"  {row.scale}", Text(str(row.verdict), STYLES[str(row.verdict)]), Text(str(row.numbers)))
+            scale = "" if is_one else f"  {row.scale}"
+            table.add_row(scale, Text(str(row.verdict), STYLES[str(row.verdict)]), Text(str(row.numbers)))
         parts.append(table)
-    return Group(*parts, Text(), Text(CAPTION, "dim"))
+    caption = CAPTION.format("paired" if is_measured else "unpaired")
+    return Group(*parts, Text(), Text(f"{caption}\n{CAPTION_MEASURED if is_measured else CAPTION_PUBLISHED}", "dim"))
 
 
 def gaps_to_rich(gaps: pd.DataFrame) -> Group:
-    """Every gap with its standard error: a star where it exceeds 1.96 of them, two where it does after Holm."""
+    """Every gap with its interval: a star where it is beyond its error, two where it is after Holm's correction."""
     parts: list[Any] = []
     for (comparison, scale), rows in gaps.groupby(["comparison", "scale"], sort=False):
         table = Table(box=box.SIMPLE_HEAD, show_edge=False)
@@ -491,23 +606,36 @@ def gaps_to_rich(gaps: pd.DataFrame) -> Group:
             size = "" if pd.isna(row.block_size) else f"{row.block_size:g}"
             table.add_row(size, row.task, f"{row.n:,.0f}", *numbers, f"{row.p_holm:.3f}", star)
         parts += [Text(f"{comparison}, {scale}", "bold"), Text(), table, Text()]
-    caption = "* beyond its unpaired 95 % error alone, ** also after Holm's correction over its table (averages apart)"
+    kind = "paired" if len(gaps) and gaps["is_paired"].all() else "unpaired"
+    caption = f"* beyond its {kind} 95 % error alone, ** also after Holm's correction over its table (averages apart)"
     return Group(*parts, Text(caption, "dim"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the board of the published numbers."""
+    """Print the board of the published numbers, then one for each measured model."""
+    from harness.analysis.data import open_data
+
     parser = argparse.ArgumentParser(
-        prog="python -m harness.analysis.claims", description="What the paper's numbers say"
+        prog="python -m harness.analysis.claims", description="What the paper's numbers say, and what was measured"
     )
+    parser.add_argument("folders", nargs="*", help="results folders; the reference results and results/runs if none")
     parser.add_argument("--gaps", action="store_true", help="also print every gap with its sampling error")
     options = parser.parse_args(arguments)
-    cells = with_errors(read_published())
+    data = open_data(*options.folders)
     console = Console(highlight=False)
-    console.print(to_rich(judge(cells), "The paper's published numbers (results/paper), by model scale"))
-    if options.gaps:
+    whole = board(data)
+    of_source = {source: whole[whole["source"] == source] for source in (PUBLISHED, MEASURED)}
+    console.print(to_rich(of_source[PUBLISHED], "The paper's published numbers (results/paper), by model scale"))
+    for scale, rows in of_source[MEASURED].groupby("scale", sort=False):
         console.print()
-        console.print(gaps_to_rich(all_gaps(cells)))
+        console.print(to_rich(rows, f"Measured on {scale} ({rows['family'].iloc[0]})", is_measured=True))
+    if of_source[MEASURED].empty:
+        console.print("\nNothing is measured yet: python -m harness.run -m method=mars,ar_sft")
+    if options.gaps:
+        for cells, pairs in ((data.published, None), (data.usual, data.pairs)):
+            if not cells.empty:
+                console.print()
+                console.print(gaps_to_rich(all_gaps(cells, pairs)))
 
 
 if __name__ == "__main__":

@@ -1,31 +1,43 @@
-"""Gaps between cells of which only the scores are known, not the documents: unpaired, with their sampling error.
+"""Gaps between cells with their sampling error: paired where their documents are known, unpaired where scores are all.
 
 A tidy frame has a row for each number: the columns of ``published.IDENTITY`` (those that it lacks count as empty), then
 ``value``, ``low``, ``high`` and where known ``se``, all in the value's unit, and ``n``. Published and measured cells
-both fit it. ``rows_of`` makes plain rows of it, which the other functions take.
+both fit it. ``rows_of`` makes plain rows of it, which the other functions take; measured ones come with ``Pairs``.
 
-Both sides of a gap answered the same questions, so that a paired test of the documents would be sharper wherever the
-two tend to be right on the same ones, which they do. The paper does not publish documents. Hence a gap that exceeds the
-unpaired error is a safe finding, and one that does not is undecided, not zero.
+Both sides of a gap answered the same questions, so that a paired test of the documents is sharper wherever the two tend
+to be right on the same ones, which they do. The paper does not publish documents. Hence a published gap that exceeds
+the unpaired error is a safe finding, and one that does not is undecided, not zero.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from harness.analysis.published import SCORE
-from harness.results.stats import LEVEL, holm, two_sided
+from harness.results.stats import LEVEL, Interval, holm, mean_interval, two_sided
 from harness.results.tables import AVERAGE
+
+if TYPE_CHECKING:
+    from harness.analysis.pairs import Pairs
 
 Z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
 Where = Mapping[str, Any]
-Rows = list[dict[str, Any]]
+Row = dict[str, Any]
+
+
+class Rows(list[Row]):
+    """Plain rows of cells. ``pairs`` knows the documents of measured ones; None: they are published."""
+
+    def __init__(self, rows: Iterable[Row] = (), pairs: Pairs | None = None) -> None:
+        super().__init__(rows)
+        self.pairs = pairs
+
 
 AR: Where = {"method": "ar_sft", "variant": None}
 MARS: Where = {"method": "mars", "variant": None}
@@ -51,20 +63,18 @@ COMPARISONS: tuple[tuple[str, Where, Where], ...] = (
 )  # fmt: skip
 COLUMNS = (
     "comparison", "scale", "block_size", "task", "first", "second", "n",
-    "gap", "se", "low", "high", "z", "p", "exceeds", "p_holm", "exceeds_holm",
+    "gap", "se", "low", "high", "z", "p", "exceeds", "p_holm", "exceeds_holm", "is_paired",
 )  # fmt: skip
 
 
-def rows_of(cells: pd.DataFrame) -> Rows:
+def rows_of(cells: pd.DataFrame, pairs: Pairs | None = None) -> Rows:
     """The frame's rows as plain ones: None is what is empty, and a number that is missing is NaN.
 
     Without an ``se`` of its own a row has that of its interval: its width over twice 1.96.
     """
-    rows: Rows = []
+    rows = Rows(pairs=pairs)
     for record in cells.to_dict("records"):
-        row: dict[str, Any] = {
-            str(name): None if value is pd.NA or value != value else value for name, value in record.items()
-        }
+        row: Row = {str(name): None if value is pd.NA or value != value else value for name, value in record.items()}
         if row.get("value") is None:
             continue
         for name in ("value", "low", "high", "n", "se"):
@@ -76,55 +86,77 @@ def rows_of(cells: pd.DataFrame) -> Rows:
     return rows
 
 
-def pick(rows: Rows, metric: str, where: Where) -> Rows:
+def pick(rows: Sequence[Row], metric: str, where: Where) -> list[Row]:
     """The rows of a metric that have these values; None asks for an empty one."""
     return [row for row in rows if row["metric"] == metric and all(row.get(k) == v for k, v in where.items())]
 
 
-def by_task(rows: Rows, where: Where, metric: str = SCORE) -> dict[str, dict[str, Any]]:
+def by_task(rows: Rows, where: Where, metric: str = SCORE) -> dict[str, Row]:
     """The cell's row of each task ("": none is named), averages left out.
 
+    Of several measured cells the one with the usual cache and the smallest batch and blocks is meant.
+
     Raises:
-        ValueError: several cells of different values are meant: ``where`` does not tell them apart.
+        ValueError: several published cells of different values are meant: ``where`` does not tell them apart.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for row in pick(rows, metric, where):
+    found: dict[str, Row] = {}
+    picked = pick(rows, metric, where)
+    if rows.pairs is not None:
+        picked = sorted(picked, key=_rank)
+    for row in picked:
         task = row.get("task") or ""
         if task == AVERAGE:
             continue
-        if task in found and found[task]["value"] != row["value"]:
+        if rows.pairs is None and task in found and found[task]["value"] != row["value"]:
             raise ValueError(f"several values of {metric} fit {dict(where)} (task: {task or 'none'})")
         found.setdefault(task, row)
     return found
 
 
-def values_of(rows: Rows, column: str, where: Where, metric: str = SCORE) -> list[Any]:
+def _rank(row: Row) -> tuple[Any, ...]:
+    sizes = (row.get(name) or 0.0 for name in ("batch_size", "cache_block", "block_size", "num_drafts"))
+    return (row.get("cache") != "cursor", *sizes, str(row["key"]))
+
+
+def values_of(rows: Sequence[Row], column: str, where: Where, metric: str = SCORE) -> list[Any]:
     """The different values of a column among the rows of a metric, in ascending order."""
     return sorted({row.get(column) for row in pick(rows, metric, where)} - {None})
 
 
 @dataclass(frozen=True)
 class Gap:
-    """First minus second on one task, or on the average of several; in points. ``n`` is NaN where it is not known."""
+    """First minus second on one task, or on the average of several; in points. ``n`` is NaN where it is not known.
+
+    Attributes:
+        first, second: the cells' own scores; of a paired gap they may be of more documents than both have.
+        paired: the difference on the documents of both with its interval; None: it is not known.
+        p_value: of the paired difference (McNemar's); None: that of ``z``.
+    """
 
     task: str
     first: float
     second: float
     se: float
     n: float
+    paired: Interval | None = None
+    p_value: float | None = None
     p_holm: float = 1.0
 
     @property
+    def is_paired(self) -> bool:
+        return self.paired is not None
+
+    @property
     def gap(self) -> float:
-        return self.first - self.second
+        return self.first - self.second if self.paired is None else self.paired.value
 
     @property
     def low(self) -> float:
-        return self.gap - Z * self.se
+        return self.gap - Z * self.se if self.paired is None else self.paired.low
 
     @property
     def high(self) -> float:
-        return self.gap + Z * self.se
+        return self.gap + Z * self.se if self.paired is None else self.paired.high
 
     @property
     def z(self) -> float:
@@ -134,8 +166,8 @@ class Gap:
 
     @property
     def p(self) -> float:
-        """Unpaired, two-sided, of this gap alone."""
-        return two_sided(self.z)
+        """Two-sided, of this gap alone."""
+        return two_sided(self.z) if self.p_value is None else self.p_value
 
     @property
     def exceeds(self) -> bool:
@@ -160,6 +192,11 @@ class Comparison:
     average: Gap
 
     @property
+    def is_one(self) -> bool:
+        """Whether the average is over a single task, which has a name."""
+        return len(self.tasks) == 1 and self.tasks[0].task != ""
+
+    @property
     def certain(self) -> tuple[Gap, ...]:
         """Tasks whose gap exceeds its error after Holm's correction."""
         return tuple(gap for gap in self.tasks if gap.exceeds_holm)
@@ -172,10 +209,8 @@ def compare(rows: Rows, first: Where, second: Where) -> Comparison | None:
         ValueError: ``by_task``'s.
     """
     a, b = by_task(rows, first), by_task(rows, second)
-    gaps = []
-    for task in (task for task in a if task in b):
-        n, se = min(a[task]["n"], b[task]["n"]), math.hypot(a[task]["se"], b[task]["se"])
-        gaps.append(Gap(task, a[task]["value"], b[task]["value"], se, n))
+    found = (gap_between(rows, task, a[task], b[task]) for task in a if task in b)
+    gaps = [gap for gap in found if gap is not None]
     if not gaps:
         return None
     k = len(gaps)
@@ -186,7 +221,28 @@ def compare(rows: Rows, first: Where, second: Where) -> Comparison | None:
         math.sqrt(sum(gap.se**2 for gap in gaps)) / k,
         sum(gap.n for gap in gaps),
     )
+    parts = [gap.paired for gap in gaps if gap.paired is not None]
+    if len(parts) == k:
+        average = replace(average, paired=mean_interval(parts), p_value=gaps[0].p_value if k == 1 else None)
     return Comparison(corrected(gaps), *corrected([average]))
+
+
+def gap_between(rows: Rows, task: str, first: Row, second: Row) -> Gap | None:
+    """First minus second of two rows of one task; None where they are measured on no common document.
+
+    McNemar's p-value stands beside a paired interval that takes documents as independent, as it does.
+    """
+    se = math.hypot(first["se"], second["se"])
+    gap = Gap(task, first["value"], second["value"], se, min(first["n"], second["n"]))
+    if rows.pairs is None:
+        return gap
+    found = rows.pairs.difference(first["key"], second["key"], task)
+    if found is None:
+        return None
+    one = found.difference
+    points = Interval(100 * one.value, 100 * one.low, 100 * one.high, one.n, one.how)
+    p_value = found.p_value if one.how == "Bonett-Price" else None
+    return replace(gap, se=(points.high - points.low) / (2 * Z), n=one.n, paired=points, p_value=p_value)
 
 
 def corrected(gaps: Sequence[Gap]) -> tuple[Gap, ...]:
@@ -194,7 +250,7 @@ def corrected(gaps: Sequence[Gap]) -> tuple[Gap, ...]:
     return tuple(replace(gap, p_holm=p) for gap, p in zip(gaps, holm([gap.p for gap in gaps]), strict=True))
 
 
-def all_gaps(cells: pd.DataFrame) -> pd.DataFrame:
+def all_gaps(cells: pd.DataFrame, pairs: Pairs | None = None) -> pd.DataFrame:
     """Every comparison of ``COMPARISONS`` that the cells have, at each scale and block size, by task and on average.
 
     Returns:
@@ -202,9 +258,9 @@ def all_gaps(cells: pd.DataFrame) -> pd.DataFrame:
         smaller of the two sides'. ``p_holm`` corrects, per comparison and scale, over all tasks and block sizes, and
         over the averages apart from them.
     """
-    rows, table = rows_of(cells), []
+    rows, table = rows_of(cells, pairs), []
     for scale in values_of(rows, "scale", {}):
-        here = [row for row in rows if row["scale"] == scale]
+        here = Rows((row for row in rows if row["scale"] == scale), pairs)
         for name, first, second in COMPARISONS:
             found = list(_each_block_size(here, first, second))
             tasks = [(block_size, gap) for block_size, one in found for gap in one.tasks]

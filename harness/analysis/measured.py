@@ -6,18 +6,22 @@ usual(measured(results))  # of cells that differ in nothing that the paper tells
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from harness.analysis.frames import Results
 from harness.analysis.published import FORWARD, IDENTITY, RATE, SCORE, SECONDS, UNITS
+from harness.config import CONF
 from harness.results.tables import AVERAGE
 
 # The paper's scales, by the models that they are of; every other model is a scale of its own.
 SCALES = {"qwen2.5-0.5b": "0.5b", "qwen2.5-7b": "7b"}
-# Of a suite's average FORWARD is over all documents and TASK_MEAN, which the paper prints, the mean of its tasks' ratios.
+# Of a suite's average FORWARD is over all documents; TASK_MEAN, which the paper prints, is the mean of tasks' ratios.
 TASK_MEAN, POSITIONS, EQUIVALENT = (
     "tokens_per_forward_task_mean",
     "positions_per_token",
@@ -27,7 +31,9 @@ SPEEDS = {
     FORWARD: UNITS[FORWARD], TASK_MEAN: UNITS[FORWARD], EQUIVALENT: UNITS[FORWARD], POSITIONS: "positions / token",
     RATE: UNITS[RATE], SECONDS: UNITS[SECONDS],
 }  # fmt: skip
-BESIDES = ("key", "model", "options", "seed", "dtype", "limit", "created")
+# What a speed on the clock depends on besides; ``is_usual``: the method's options are those of conf/method.
+MACHINE = ("hardware", "threads")
+BESIDES = ("key", "model", "options", "seed", "dtype", "limit", "created", *MACHINE, "is_usual")
 COLUMNS = (*IDENTITY, "value", "unit", "low", "high", "n", "se", *BESIDES)
 _NUMBERS = ("block_size", "tau", "cache_block", "batch_size", "num_drafts", "value", "low", "high", "n", "se")
 
@@ -39,7 +45,8 @@ def measured(results: Results) -> pd.DataFrame:
         ``COLUMNS``: the cell (``IDENTITY``, as in ``published``; ``scale`` is the paper's where the model is one of
         its, else the model's name; ``task`` is the benchmark, or ``average``); value with unit (scores in percent) and
         95 % interval (of speeds, one run: the value itself); ``n`` documents; ``se`` empty; run key, model, the
-        method's other options, seed, dtype, limit and time. Cells with a temperature are left out: the paper has none.
+        method's other options, seed, dtype, limit, time, machine, and whether the options are the usual ones. Cells
+        with a temperature are left out: the paper has none.
     """
     cells = results.cells
     rows = [row for cell in _plain(cells) for row in _rows(cell)]
@@ -61,7 +68,8 @@ def _rows(cell: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     identity |= {name: cell.get(f"axis.{name}") for name in ("target", "draft")}
     drafts = cell.get("axis.num_drafts") if cell["method"] == "speculative" else None
     identity |= {"scale": SCALES.get(cell["model"], cell["model"]), "num_drafts": drafts and float(drafts)}
-    row = identity | {name: cell[name] for name in BESIDES}
+    row = identity | {name: cell[name] for name in BESIDES if name != "is_usual"}
+    row["is_usual"] = _is_usual(cell)
     row |= {"task": AVERAGE if cell["is_average"] else cell["benchmark"], "n": cell["n"]}
     score = {name: 100 * cell[column] for name, column in
              (("value", "score"), ("low", "score_low"), ("high", "score_high"))}  # fmt: skip
@@ -72,13 +80,33 @@ def _rows(cell: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield row | {"metric": metric, "unit": unit, "value": value, "low": value, "high": value}
 
 
-def usual(frame: pd.DataFrame) -> pd.DataFrame:
-    """Of cells that agree in ``IDENTITY``, the one with most documents, then the newest.
+def _is_usual(cell: Mapping[str, Any]) -> bool:
+    """Whether a method's further options are those that its entry in conf/method has."""
+    defaults = _defaults(cell["method"].removesuffix(" verified"))
+    return all((cell.get(f"axis.{name}") or "null") == value for name, value in defaults.items())
 
-    They may differ in seed, dtype, limit or a method's options; the column ``key`` says which one it is.
+
+@cache
+def _defaults(method: str) -> dict[str, str]:
+    """Options without a column of their own, written as in the frame ``cells``; none of a method without an entry."""
+    try:
+        found = yaml.safe_load((CONF / "method" / f"{method}.yaml").read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+    own = {"_target_", "name", "verify", "temperature", *IDENTITY}
+    return {
+        name: value if isinstance(value, str) else json.dumps(value) for name, value in found.items() if name not in own
+    }
+
+
+def usual(frame: pd.DataFrame) -> pd.DataFrame:
+    """Of cells that agree in ``IDENTITY`` one: with the usual options, then most documents, then the newest.
+
+    They may differ in seed, dtype, limit, machine or a method's options; the column ``key`` says which one it is.
     """
     ranked = frame.sort_values(["n", "created", "key"], ascending=False, kind="stable")
     whole = frame.groupby("key")["n"].max()  # a cell is chosen whole, not benchmark by benchmark
-    ranked = ranked.assign(_whole=ranked["key"].map(whole)).sort_values("_whole", ascending=False, kind="stable")
+    ranked = ranked.assign(_whole=ranked["key"].map(whole))
+    ranked = ranked.sort_values(["is_usual", "_whole"], ascending=False, kind="stable")
     kept = ranked.drop_duplicates(subset=list(IDENTITY))
     return frame.loc[kept.index.sort_values()].reset_index(drop=True)

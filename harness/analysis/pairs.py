@@ -13,6 +13,7 @@ from harness.results.stats import Comparison, compare, mean_interval
 from harness.results.tables import AVERAGE
 
 _NEEDED = ("benchmark", "task", "doc_id", "score")
+_ANSWER = ("text", "new_tokens")  # the same text of as many tokens
 
 
 class Pairs:
@@ -38,6 +39,15 @@ class Pairs:
             self._known[place] = found
         return self._known[place]
 
+    def same_answers(self, first: str, second: str) -> tuple[int, int]:
+        """Documents that two cells answered alike (the same text in as many tokens), and those that both answered.
+
+        Where texts were not loaded, or are not known, there are none of either.
+        """
+        sides = [self._answers.get(key, {}) for key in (first, second)]
+        shared = sides[0].keys() & sides[1].keys()
+        return sum(sides[0][place] == sides[1][place] for place in shared), len(shared)
+
     def benchmarks(self, key: str) -> list[str]:
         """Benchmarks of a cell."""
         return [benchmark for other, benchmark in self._scores if other == key]
@@ -47,6 +57,17 @@ class Pairs:
         documents = self._results.documents[["key", *_NEEDED]]
         groups = documents.groupby(["key", "benchmark"], observed=True, sort=False)
         return {(str(key), str(benchmark)): _rows(part) for (key, benchmark), part in groups}
+
+    @cached_property
+    def _answers(self) -> dict[str, dict[tuple[Any, ...], tuple[Any, ...]]]:
+        documents = self._results.documents
+        if "text" not in documents.columns:
+            return {}
+        known = documents[documents["text"].notna() & (documents["new_tokens"] > 0)]
+        found: dict[str, dict[tuple[Any, ...], tuple[Any, ...]]] = {}
+        for key, *row in known[["key", "benchmark", "task", "doc_id", *_ANSWER]].itertuples(index=False):
+            found.setdefault(str(key), {})[tuple(row[:3])] = tuple(row[3:])
+        return found
 
     def _compare(self, first: str, second: str, benchmark: str) -> Comparison | None:
         sides = [self._scores.get((key, benchmark), []) for key in (first, second)]

@@ -172,8 +172,8 @@ def _bootstrap(values: np.ndarray, seed: int) -> tuple[float, float]:
 def _cluster_bootstrap(values: np.ndarray, clusters: Sequence[Any], seed: int) -> tuple[float, float]:
     """Percentile interval of the mean when whole clusters are resampled (their sizes may differ).
 
-    Of few clusters a percentile interval is too narrow, as a normal one in Student's place would be. The percentiles are
-    therefore moved out to where a normal distribution reaches as far as Student's (Hesterberg 2015, expanded
+    Of few clusters a percentile interval is too narrow, as a normal one in Student's place would be. The percentiles
+    are therefore moved out to where a normal distribution reaches as far as Student's (Hesterberg 2015, expanded
     percentiles): of 14 clusters 1.3 % and 98.7 % in the place of 2.5 % and 97.5 %.
     """
     _, index = np.unique(np.asarray([str(c) for c in clusters]), return_inverse=True)
@@ -205,8 +205,8 @@ def _percentiles(means: np.ndarray, tail: float = (1 - LEVEL) / 2) -> tuple[floa
 def bonett_price(wins: int, losses: int, n: int) -> tuple[float, float]:
     """Interval of a paired difference of proportions: Wald's after adding a win and a loss (Bonett and Price 2012).
 
-    At 95 % it covers at least 93.7 % for the sizes of the paper's benchmarks, from 0.5 % of discordant pairs on, however
-    they fall. Right also without a discordant pair, and without another one.
+    At 95 % it covers at least 93.7 % for the sizes of the paper's benchmarks, from 0.5 % of discordant pairs on,
+    however they fall. Right also without a discordant pair, and without another one.
     """
     z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
     more = n + 2
