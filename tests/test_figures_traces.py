@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import synthetic_records as synthetic
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -24,6 +25,7 @@ from harness.analysis.figures.typesetting import EOS, FAMILY, NEWLINE, UNKNOWN, 
 from harness.analysis.trace import Step, read_steps
 from harness.analysis.training import read_training
 
+GOLDEN = Path(__file__).parent / "golden"
 AR, MARS, VERIFIED = synthetic.METHODS[0], synthetic.METHODS[2], synthetic.METHODS[3]
 EAGLE = ("eagle", {"top_k": 4})
 MARS_16 = ("mars", {**MARS[1], "block_size": 16})
@@ -290,6 +292,24 @@ def test_acceptance_lengths_show_the_setting_nearest_to_the_default(tmp_path: Pa
     assert found[1][2] in (0.9, 1.0)
 
 
+def test_titles_of_many_histograms_do_not_meet(tmp_path: Path) -> None:
+    rows = [traced("", [0] * 40, [12, 28], doc_id=i) for i in range(3)] + [traced("", [0], [1], doc_id=3)]
+    sides = {"temperature": 0.0, "num_drafts": 4, "draft_tau": None, "block_size": 16, "tau": 0.95}
+    speculative = [("speculative", {**sides, "target": "mars", "draft": draft}) for draft in ("mars", "ar_sft")]
+    kinds = [AR, MARS, MARS_16, VERIFIED, EAGLE, *synthetic.METHODS[4:6], *speculative]
+    for number, method in enumerate(kinds):
+        write(tmp_path, method, rows, number)
+    [figure] = lengths.make(open_data(tmp_path, quiet=True))
+    drawing = render(figure)
+    drawing.get_layout_engine().execute(drawing)
+    canvas = FigureCanvasAgg(drawing)
+    titles = [axis._left_title for axis in drawing.axes]
+    boxes = [one.get_window_extent(canvas.get_renderer()) for one in titles if one.get_text()]
+    assert len(boxes) == len(kinds)
+    assert max(box.x1 for box in boxes) <= drawing.bbox.x1
+    assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
+
+
 def test_the_mean_length_is_the_ratio_of_sums_and_its_interval_covers() -> None:
     generator = np.random.default_rng(3)
     covered = 0
@@ -487,6 +507,67 @@ def test_training_figure_has_both_streams_and_no_stream_that_is_not_trained(
 # --- all of them
 
 
+def golden() -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Records and documents of the golden cells, read without the loader."""
+    paths = [path for path in GOLDEN.iterdir() if path.is_dir()]
+    return {
+        path.name: (
+            json.loads((path / "record.json").read_text("utf-8")),
+            pq.read_table(path / "documents.parquet").to_pylist(),
+        )
+        for path in paths
+    }
+
+
+def test_golden_acceptance_lengths_are_the_records_counts() -> None:
+    records = golden()
+    [figure] = lengths.make(open_data(GOLDEN, quiet=True))
+    shown = list(dict.fromkeys(figure.points["key"]))
+    names = [records[key][0]["identity"]["method"]["name"] for key in shown]
+    assert names == ["ar_sft", "mars", "mars", "block_diffusion", "jacobi", "medusa", "eagle", "speculative"]
+    for key in shown:
+        record, _ = records[key]
+        part = figure.points[figure.points["key"] == key]
+        assert part["count"].tolist() == record["speed"]["acceptance_counts"]
+        assert part["mean"].iloc[0] == record["speed"]["new_tokens"] / record["speed"]["target_forwards"]
+        assert record["identity"]["method"]["axes"].get("tau") in (None, 0.95)
+        assert record["identity"]["cache"]["mode"] == "cursor"
+
+
+def test_golden_generation_is_the_documents_text() -> None:
+    records = golden()
+    [figure] = generation.make(open_data(GOLDEN, quiet=True))
+    for key, part in figure.points.groupby("key"):
+        record, documents = records[str(key)]
+        [document] = [row for row in documents if row["doc_id"] == part["doc_id"].iloc[0]]
+        assert "".join(part["text"]) == document["text"]
+        runs = part.groupby("step").size().reindex(range(1, document["target_forwards"] + 1), fill_value=0)
+        assert runs.tolist() == document["acceptance_lengths"]
+        assert document["score"] == 1
+    sides = [records[key][1] for key in figure.points["key"].unique()]
+    right = [{row["doc_id"]: row["new_tokens"] for row in rows if row["score"] == 1} for rows in sides]
+    shared = sorted(right[1][doc_id] for doc_id in right[0].keys() & right[1].keys())
+    assert right[1][figure.points["doc_id"].iloc[0]] == shared[(len(shared) - 1) // 2]
+
+
+def test_golden_calibration_counts_every_judged_draft() -> None:
+    [figure] = calibration.make(open_data(GOLDEN, quiet=True))
+    key = figure.points["key"].iloc[0]
+    documents = golden()[key][1]
+    for masks, part in figure.points.groupby("masks"):
+        judged = [
+            (c, r)
+            for row in documents
+            for m, c, r in zip(row["draft_depths"], row["draft_confidences"], row["draft_right"], strict=True)
+            if m == int(str(masks))
+        ]
+        for scale in ("confidence", "doubt"):
+            bins = part[part["scale"] == scale]
+            assert bins["drafts"].sum() == len(judged)
+            assert (bins["accuracy"] * bins["drafts"]).sum() == pytest.approx(sum(r for _, r in judged))
+            assert (bins["confidence"] * bins["drafts"]).sum() == pytest.approx(sum(c for c, _ in judged))
+
+
 def test_the_same_points_are_drawn_again_from_their_file(tmp_path: Path) -> None:
     """Points say all: what their CSV file holds draws the same picture."""
     rows = [row | {"score": 1.0} for row in judged(np.random.default_rng(1), 60)]
@@ -501,7 +582,9 @@ def test_the_same_points_are_drawn_again_from_their_file(tmp_path: Path) -> None
         again = dataclasses.replace(figure, points=pd.read_csv(tmp_path / "points.csv"))
         pictures = []
         for one in (figure, again):
-            canvas = FigureCanvasAgg(render(one))
+            drawing = render(one)
+            drawing.set_dpi(50)
+            canvas = FigureCanvasAgg(drawing)
             canvas.draw()
             pictures.append(np.asarray(canvas.buffer_rgba()))
         assert (pictures[0] < 255).any()

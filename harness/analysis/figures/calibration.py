@@ -60,7 +60,8 @@ def _caption(points: pd.DataFrame) -> str:
         "only where all before it in its block were right. m: masks between the last known token and the predicted "
         "one. Left: tenths of confidence; right: half decades of 1 − confidence, where most predictions lie, on "
         "logarithmic axes, with the error rate, 1 − accuracy; a bar without a marker is an upper bound, no error "
-        "was seen. Below them: predictions in each bin. Dotted diagonal: calibrated; below it on the left and above "
+        "was seen; a bar that reaches the bottom holds no error at all. Below them: predictions in each bin. Dotted "
+        "diagonal: calibrated; below it on the left and above "
         "it on the right: overconfident. Bars: 95 % intervals from resampling documents, no narrower than those of as "
         "many independent predictions (Agresti-Coull); markers of different m are moved aside a little. ECE: expected "
         "calibration error over the tenths, |accuracy − confidence| weighted by predictions, in points. Bins of fewer "
@@ -254,7 +255,13 @@ def _draw_tail(axis: Axes, below: Axes, cell: pd.DataFrame) -> None:
         one.xaxis.set_minor_formatter(NullFormatter())
     axis.set(ylim=(FLOOR, 1.5), ylabel="error rate (1 − accuracy)")
     axis.set_title("the same near certainty, logarithmic", loc="left")
-    axis.text(0.98, 0.96, "overconfident", ha="right", va="top", transform=axis.transAxes, color="#555555", size=7)
-    axis.text(0.02, 0.04, "underconfident", ha="left", va="bottom", transform=axis.transAxes, color="#555555", size=7)
+    backed = {
+        "transform": axis.transAxes,
+        "color": "#555555",
+        "size": 7,
+        "bbox": {"fc": "white", "ec": "none", "pad": 1},
+    }
+    axis.text(0.98, 0.96, "overconfident", ha="right", va="top", **backed)
+    axis.text(0.02, 0.04, "underconfident", ha="left", va="bottom", **backed)
     axis.tick_params(labelbottom=False)
     below.set(xlabel="1 − confidence")

@@ -18,7 +18,7 @@ from harness.results.tables import AVERAGE
 
 NAME, TITLE = "acceptance_lengths", "Tokens committed by one forward"
 LONGEST = 20  # tokens: what is longer is counted with it
-COLUMNS = 4  # histograms beside each other
+COLUMNS = (4, 5)  # histograms beside each other: of these what needs fewer rows
 Z = 1.959964  # of a two-sided 95 % interval
 TAU = 0.95  # the default: of a method's settings the nearest is shown
 GROUP = ("model", "task", "method", "block_size", "target", "draft")
@@ -39,9 +39,10 @@ def _caption(points: pd.DataFrame) -> str:
     pooled = f" {LONGEST}+ stands for {LONGEST} or more." if points["or_more"].any() else ""
     return (
         f"Share of the target's forwards that committed so many tokens, over all forwards of {documents} documents, "
-        f"the prompts' included.{pooled} Triangle and dashed line: the mean, which is tokens per forward; in brackets "
-        "its 95 % interval over documents (ratio estimator with linearised error). Of the settings of a method the one "
-        f"nearest to τ = {TAU:g} is shown, by the top probability, of the default checkpoint where there is one."
+        f"the prompts' included.{pooled} Triangle and dashed line: the mean, which is tokens per forward; above each "
+        "histogram, with its 95 % interval over documents (ratio estimator with linearised error). Of the settings of "
+        f"a method the one nearest to τ = {TAU:g} is shown, by the top probability, of the default checkpoint where "
+        "there is one." + (" Speculative: target/draft." if points["target"].notna().any() else "")
     )
 
 
@@ -103,26 +104,27 @@ def draw(points: pd.DataFrame) -> Drawing:
     """A block of histograms for each model and benchmark."""
     blocks = [part for _, part in points.groupby(["model", "benchmark"], sort=False)]
     panels = [[one for _, one in block.groupby("key", sort=False)] for block in blocks]
-    rows = [-(-len(block) // COLUMNS) for block in panels]
-    drawing, axes = new_figure(PAGE, 0.35 + 1.45 * sum(rows), rows=sum(rows), columns=COLUMNS, sharey=True)
+    columns = min(COLUMNS, key=lambda n: sum(-(-len(block) // n) for block in panels))
+    rows = [-(-len(block) // columns) for block in panels]
+    drawing, axes = new_figure(PAGE, 0.35 + 1.55 * sum(rows), rows=sum(rows), columns=columns, sharey=True)
     top = 0
     for block, height in zip(panels, rows, strict=True):
         longest = max(int(panel["length"].max()) for panel in block)
         is_zero = any(panel.loc[panel["length"] == 0, "count"].sum() for panel in block)
-        for place in range(height * COLUMNS):
-            axis = axes[top + place // COLUMNS, place % COLUMNS]
+        for place in range(height * columns):
+            axis = axes[top + place // columns, place % columns]
             if place < len(block):
                 _draw_histogram(axis, block[place], longest, 0 if is_zero else 1)
-                if place % COLUMNS == 0:
+                if place % columns == 0:
                     axis.set_ylabel("% of forwards")
-                if place + COLUMNS >= len(block):
+                if place + columns >= len(block):
                     axis.set_xlabel("tokens committed")
             else:
                 axis.set_axis_off()
         first = block[0].iloc[0]
         if len(blocks) > 1:
             axes[top, 0].annotate(
-                panel_title(first["model"], first["benchmark"]), (0, 1), (0, 24), "axes fraction",
+                panel_title(first["model"], first["benchmark"]), (0, 1), (0, 33), "axes fraction",
                 textcoords="offset points", weight="bold", va="bottom",
             )  # fmt: skip
         top += height
@@ -137,7 +139,7 @@ def _draw_histogram(axis: Axes, panel: pd.DataFrame, longest: int, shortest: int
     axis.axvline(first["mean"], color="#333333", linestyle=(0, (3, 2)), linewidth=0.9, zorder=0.9)
     axis.plot(first["mean"], 1.0, marker="v", color="#333333", transform=across, clip_on=False, zorder=3)
     interval = "" if pd.isna(first["mean_low"]) else f" [{first['mean_low']:.2f}, {first['mean_high']:.2f}]"
-    axis.set_title(f"{name(first)}\nmean {first['mean']:.2f}{interval}", loc="left", fontsize=7)
+    axis.set_title(f"{_name(first)}\n{first['mean']:.2f}{interval}", loc="left", fontsize=7)
     axis.set(xlim=(shortest - 0.6, longest + 0.6), ylim=(0, 104))
     step = 1 if longest - shortest < 8 else 2 if longest - shortest < 12 else 5
     ticks = [one for one in range(shortest, longest + 1) if one % step == 0 or one == shortest]
@@ -146,12 +148,11 @@ def _draw_histogram(axis: Axes, panel: pd.DataFrame, longest: int, shortest: int
     axis.grid(False, axis="x")
 
 
-def name(row: pd.Series) -> str:
-    """A panel's method with what tells it from other panels: block size, tau, who drafts for whom."""
-    variant = None if pd.isna(row["variant"]) else str(row["variant"])
-    settings = [f"B={row['block_size']:g}"] if not pd.isna(row["block_size"]) else []
-    settings += [f"τ={row['tau']:g}"] if not pd.isna(row["tau"]) else []
+def _name(row: pd.Series) -> str:
+    """A panel's method, with what tells it from other panels below it: block size, tau; who drafts for whom beside."""
+    name = display(str(row["method"]), None if pd.isna(row["variant"]) else str(row["variant"]))
     if not pd.isna(row["target"]):
-        sides = (display(str(row[side])).removesuffix(" SFT") for side in ("target", "draft"))
-        settings = ["/".join(sides), *settings]
-    return ", ".join([display(str(row["method"]), variant), *settings])
+        name += " " + "/".join(display(str(row[side])).removesuffix(" SFT") for side in ("target", "draft"))
+    settings = [f"B = {row['block_size']:g}"] if not pd.isna(row["block_size"]) else []
+    settings += [f"τ = {row['tau']:g}"] if not pd.isna(row["tau"]) else []
+    return "\n".join(filter(None, [name, ", ".join(settings)]))
