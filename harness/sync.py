@@ -142,7 +142,7 @@ def draw(cells: Sequence[StoredCell], folder: Path) -> None:
     with contextlib.redirect_stderr(io.StringIO()):  # tracebacks, which ``python -m harness.figures`` shows as well
         report = figures.write(open_data(*(cell.path for cell in cells), quiet=True), folder)
     for name, error in report.broken.items():
-        _say(f"{name} was not drawn: {error}; see python -m harness.figures")
+        _say(f"{name} was not drawn: {error}; see python -m harness.figures, then sync --figures --force")
 
 
 def _experiments(
@@ -266,7 +266,7 @@ def _jobs(cells: Sequence[StoredCell], options: argparse.Namespace, usual: Path)
         yield _Job(label, target, cell.key, _digest(cell), partial(send, cell, settings, target, options.force))
     for target, found in drawn.items() if options.figures else ():
         for _, group, part in _experiments(found):
-            label = f"figures of {group}, {len(part)} cells"
+            label = f"figures of {group} ({len(part)} {'cell' if len(part) == 1 else 'cells'})"
             go = partial(send_figures, part, group, target, options.force)
             yield _Job(label, target, _figures_id(group, part), _digests(part), go)
 
