@@ -538,7 +538,7 @@ def test_golden_generation_is_the_documents_text() -> None:
     records = golden()
     [figure] = generation.make(open_data(GOLDEN, quiet=True))
     for key, part in figure.points.groupby("key"):
-        record, documents = records[str(key)]
+        _, documents = records[str(key)]
         [document] = [row for row in documents if row["doc_id"] == part["doc_id"].iloc[0]]
         assert "".join(part["text"]) == document["text"]
         runs = part.groupby("step").size().reindex(range(1, document["target_forwards"] + 1), fill_value=0)

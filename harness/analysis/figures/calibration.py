@@ -255,13 +255,10 @@ def _draw_tail(axis: Axes, below: Axes, cell: pd.DataFrame) -> None:
         one.xaxis.set_minor_formatter(NullFormatter())
     axis.set(ylim=(FLOOR, 1.5), ylabel="error rate (1 − accuracy)")
     axis.set_title("the same near certainty, logarithmic", loc="left")
-    backed = {
-        "transform": axis.transAxes,
-        "color": "#555555",
-        "size": 7,
-        "bbox": {"fc": "white", "ec": "none", "pad": 1},
-    }
-    axis.text(0.98, 0.96, "overconfident", ha="right", va="top", **backed)
-    axis.text(0.02, 0.04, "underconfident", ha="left", va="bottom", **backed)
+    for x, y, side, ha, va in ((0.98, 0.96, "over", "right", "top"), (0.02, 0.04, "under", "left", "bottom")):
+        axis.text(
+            x, y, f"{side}confident", ha=ha, va=va, transform=axis.transAxes, color="#555555", size=7,
+            bbox={"fc": "white", "ec": "none", "pad": 1},
+        )  # fmt: skip
     axis.tick_params(labelbottom=False)
     below.set(xlabel="1 − confidence")
