@@ -92,14 +92,16 @@ class Browser:
             self.troubles.append(f"dialog: {found['message']}")
             raise RuntimeError(self.troubles[-1])
         elif method == "Network.requestWillBeSent":
-            self.requests.append(found["request"]["url"])
+            self.requests.append(found["request"]["url"][:200])
 
     def open(self, path: Path, width: int = 1280, height: int = 800, dark: bool = False) -> None:
-        """Open a file and wait until its script says that it is ready."""
+        """Open a file and wait until its script says that it is ready; troubles and requests are then of this page."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url="about:blank")
+        self.troubles.clear()
+        self.requests.clear()
         self.call("Page.navigate", url=path.as_uri())
         self.wait("document.documentElement?.dataset.ready === 'true'")
 

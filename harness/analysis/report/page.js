@@ -174,7 +174,7 @@ function showCell(key) {
   dialog.replaceChildren(...[
     element("div", { class: "top" }, element("h2", { id: "cell-title" }, title),
       element("button", { type: "button", onclick: () => dialog.close() }, "Close")),
-    element("p", {}, "Key ", element("code", {}, key), record.created ? `, finished ${record.created}` : ""),
+    element("p", {}, "Key ", element("code", {}, key), record.created ? `, finished ${visible(record.created)}` : ""),
     element("p", {}, "Folder ", element("code", {}, visible(record.path))),
     element("ul", {}, ...found),
     record.error ? element("p", { class: "failed" }, visible(record.error)) : null,
@@ -214,30 +214,30 @@ function mcnemar(wins, losses) {
   return Math.min(1, 2 * tail);
 }
 
-// As harness.results.stats.compare: percentile bootstrap over documents, from 8 tasks on over tasks; where all
-// differences of right and wrong scores are the same, Agresti and Min's interval.
-function pairedDifference(pairs) { // [{a, b, task}] → {value, low, high, n, wins, losses, p, how}
-  const n = pairs.length;
-  const differences = pairs.map((pair) => pair.a - pair.b);
-  const wins = differences.filter((d) => d > 0).length, losses = differences.filter((d) => d < 0).length;
-  const isBinary = pairs.every((pair) => [0, 1].includes(pair.a) && [0, 1].includes(pair.b));
-  const value = differences.reduce((sum, d) => sum + d, 0) / n;
-  const found = { value, n, wins, losses, p: isBinary ? mcnemar(wins, losses) : null };
-  if (isBinary && differences.every((d) => d === differences[0])) {
-    const z = 1.959964, up = (wins + 0.5) / (n + 2), down = (losses + 0.5) / (n + 2);
-    const half = z * Math.sqrt((up + down - (up - down) ** 2) / (n + 2));
-    return { ...found, low: Math.max(-1, up - down - half), high: Math.min(1, up - down + half), how: "Agresti-Min" };
-  }
-  const clusters = new Map();
-  pairs.forEach((pair, i) => {
-    const cluster = clusters.get(pair.task) || [0, 0];
-    clusters.set(pair.task, [cluster[0] + differences[i], cluster[1] + 1]);
-  });
-  const isClustered = clusters.size >= 8;
-  const units = isClustered ? [...clusters.values()] : differences.map((d) => [d, 1]);
-  const resamples = Math.max(1000, Math.min(10000, Math.round(2e7 / units.length)));
-  const next = random(0), means = new Float64Array(resamples);
-  for (let i = 0; i < resamples; i++) {
+const Z = 1.959963984540054; // 95 %
+
+// Bonett and Price's interval of a paired difference of proportions.
+function bonettPrice(wins, losses, n) {
+  const up = (wins + 1) / (n + 2), down = (losses + 1) / (n + 2);
+  const half = Z * Math.sqrt((up + down - (up - down) ** 2) / (n + 2));
+  return [Math.max(-1, up - down - half), Math.min(1, up - down + half)];
+}
+
+// Share of percentiles that is cut at each end where few clusters are resampled (Hesterberg's expanded percentiles).
+function tailOf(clusters) {
+  const f = clusters - 1, z = Z;
+  const student = z + (z ** 3 + z) / (4 * f) + (5 * z ** 5 + 16 * z ** 3 + 3 * z) / (96 * f ** 2) +
+    (3 * z ** 7 + 19 * z ** 5 + 17 * z ** 3 - 15 * z) / (384 * f ** 3);
+  const x = (Math.sqrt(clusters / f) * student) / Math.SQRT2, t = 1 / (1 + 0.3275911 * x);
+  const series = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t;
+  return 0.5 * series * Math.exp(-x * x); // the normal tail, after Abramowitz and Stegun 7.1.26
+}
+
+// Means of resampled units, [sum of differences, documents] each, in ascending order.
+function resampled(units) {
+  const count = Math.max(1000, Math.min(10000, Math.round(2e7 / units.length)));
+  const next = random(0), means = new Float64Array(count);
+  for (let i = 0; i < count; i++) {
     let sum = 0, size = 0;
     for (let j = 0; j < units.length; j++) {
       const unit = units[(next() * units.length) | 0];
@@ -246,9 +246,32 @@ function pairedDifference(pairs) { // [{a, b, task}] → {value, low, high, n, w
     }
     means[i] = sum / size;
   }
-  means.sort();
-  const how = isClustered ? "paired bootstrap over subtasks" : "paired bootstrap";
-  return { ...found, low: quantile(means, 0.025), high: quantile(means, 0.975), how };
+  return means.sort();
+}
+
+// The intervals of harness.results.stats.compare; of what is resampled, other draws.
+function pairedDifference(pairs) { // [{a, b, task}] → {value, low, high, n, wins, losses, p, how}
+  const n = pairs.length;
+  const differences = pairs.map((pair) => pair.a - pair.b);
+  const wins = differences.filter((d) => d > 0).length, losses = differences.filter((d) => d < 0).length;
+  const isBinary = pairs.every((pair) => [0, 1].includes(pair.a) && [0, 1].includes(pair.b));
+  const value = differences.reduce((sum, d) => sum + d, 0) / n;
+  const found = { value, n, wins, losses, p: isBinary ? mcnemar(wins, losses) : null };
+  const alone = isBinary ? bonettPrice(wins, losses, n) : null;
+  const clusters = new Map();
+  pairs.forEach((pair, i) => {
+    const cluster = clusters.get(pair.task) || [0, 0];
+    clusters.set(pair.task, [cluster[0] + differences[i], cluster[1] + 1]);
+  });
+  if (clusters.size >= 8) {
+    const means = resampled([...clusters.values()]), tail = tailOf(clusters.size);
+    let [low, high] = [quantile(means, tail), quantile(means, 1 - tail)];
+    if (alone) [low, high] = [Math.min(low, alone[0]), Math.max(high, alone[1])];
+    return { ...found, low, high, how: "paired bootstrap over subtasks" };
+  }
+  if (alone) return { ...found, low: alone[0], high: alone[1], how: "Bonett-Price" };
+  const means = resampled(differences.map((d) => [d, 1]));
+  return { ...found, low: quantile(means, 0.025), high: quantile(means, 0.975), how: "paired bootstrap" };
 }
 
 // ---------------------------------------------------------------- two cells
@@ -361,8 +384,9 @@ function summarise(sides) {
           rates.map(([tokens, forwards]) => (forwards && tokens ? fixed(tokens / forwards, 2) : ""))),
         line("mean tokens of an answer",
           rates.map(([tokens]) => (tokens ? fixed(tokens / pairs.length, 1) : "")))))),
-    element("p", { class: "small" }, `95 % interval: ${difference.how}, drawn here, so its ends may differ from the ` +
-      "tables' in the last digit. One of many possible pairs: no correction for looking at several is made."),
+    element("p", { class: "small" }, `95 % interval: ${difference.how}. ` +
+      (difference.how.includes("bootstrap") ? "Drawn here, so its ends may differ from the tables' in the last digit. " : "") +
+      "One of many possible pairs: no correction for looking at several is made."),
   );
 }
 

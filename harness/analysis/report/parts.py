@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.analysis.claims import CAPTION, CAPTION_MEASURED, CAPTION_PUBLISHED
 from harness.analysis.data import Data
 from harness.analysis.grids import LEGEND, Table
 from harness.analysis.report.markup import escape, table
@@ -66,7 +67,13 @@ def claims(board: pd.DataFrame) -> str:
         first = f'<th scope="rowgroup" rowspan="{len(lines)}">{escape(words)}</th>'
         bodies.append("<tbody>" + "".join(f"<tr>{first if i == 0 else ''}{x}</tr>\n" for i, x in enumerate(lines)))
     head = "".join(f'<th scope="col">{name}</th>' for name in header)
+    notes = (
+        CAPTION.format("unpaired (published) and paired (measured)"),
+        f"Published: {CAPTION_PUBLISHED}",
+        f"Measured: {CAPTION_MEASURED}",
+    )
     return (
+        f"<p>{escape(' '.join(notes))}</p>\n"
         '<div class="scroll" tabindex="0" role="region" aria-label="claims"><table class="claims">'
         f"<thead><tr>{head}</tr></thead>\n{''.join(f'{body}</tbody>' for body in bodies)}</table></div>\n"
     )
