@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import lossless
@@ -14,9 +15,11 @@ from oracles import MASK, Target, logits_of, micro_model
 
 from harness.engine.cache import CursorCache
 from harness.engine.forward import run_window
-from harness.engine.rows import Request, Row
+from harness.engine.rows import Completion, Draft, Request, Row, Step
+from harness.engine.stats import SequenceStats
 from harness.engine.window import Window
 from harness.errors import UserError
+from harness.evaluation import lm
 from methods import mars
 from methods.mars import Mars
 from methods.outcomes import carried, carry, outcome_window, outcomes
@@ -129,6 +132,52 @@ def test_drafts_are_the_masks_predictions(case: Case) -> None:
     assert {len(s) for steps in expected.values() for s in steps} >= {1, 2}
     got = lossless.decode(case.target, Mars(block_size=B, verify=True), asked, batch_size=7)
     assert {k: [s.token_ids for s in c.trace] for k, c in got.items()} == expected
+
+
+def test_judged_drafts_are_what_masks_predicted_and_the_model_said(case: Case) -> None:
+    """Their confidence is that of the prediction through as many masks, their verdict greedy AR's: all recomputed."""
+    asked = case.asked[:10]
+    verdicts: dict[int, set[bool]] = {}
+    for key, got in lossless.decode(case.target, Mars(block_size=B, verify=True), asked, batch_size=7).items():
+        request = next(one for one in asked if one.key == key)
+        text = list(request.prompt_ids)
+        guesses: torch.Tensor | None = None  # [B − 1, vocabulary], from masks at the end of the text as it then was
+        for step in got.trace:
+            if guesses is None:
+                assert step.drafts == []
+            else:
+                chosen = guesses.argmax(-1).tolist()
+                for depth, draft in enumerate(step.drafts, 1):
+                    before = text + chosen[: depth - 1]
+                    assert draft.is_right == (
+                        int(logits_of(case.target.model, before)[-1].argmax()) == chosen[depth - 1]
+                    )
+                    expected = float(torch.softmax(guesses[depth - 1], -1).max())
+                    assert draft.confidence == pytest.approx(expected, abs=1e-6)
+                    verdicts.setdefault(depth, set()).add(draft.is_right)
+                rights = [draft.is_right for draft in step.drafts]
+                assert all(rights[:-1]), "none is judged after the first wrong one"
+                assert rights.count(True) + 1 >= len(step.token_ids)
+                if len(step.token_ids) > 1:
+                    assert len(rights) >= len(step.token_ids) - 1, "what was committed was judged"
+            text += step.token_ids
+            masked = text[:-1] + [MASK] * (B - 1)  # in the place of the token that the last accepted draft led to
+            guesses = logits_of(case.target.model, masked)[-(B - 1) :]
+    assert verdicts[1] == {True, False}
+    assert set(verdicts) >= {1, 2}
+
+
+def test_records_tell_judged_drafts_by_the_masks_they_were_read_through() -> None:
+    """Places in the chain; what was carried over from a commit cut short has no confidence and is left out."""
+    drafts = [[], [Draft(0.9, True), Draft(0.5, False)], [Draft(math.nan, True), Draft(0.25, True)]]
+    trace = [Step([5], drafts=one) for one in drafts]
+    row = lm._row(
+        Completion(("a", 1), [1], [5, 5, 5], "xyz", SequenceStats(target_forwards=3), trace, [1, 2, 3]), "hash"
+    )
+    assert row["draft_depths"] == [1, 2, 2]
+    assert row["draft_confidences"] == [0.9, 0.5, 0.25]
+    assert row["draft_right"] == [True, False, True]
+    assert row["token_ends"] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("change", [lossless.one_more, "jump_gap"])

@@ -51,8 +51,10 @@ def measured(results: Results) -> pd.DataFrame:
     cells = results.cells
     rows = [row for cell in _plain(cells) for row in _rows(cell)]
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
-    types = {name: "float64" if name in _NUMBERS else "object" for name in (*IDENTITY, "value", "low", "high", "n")}
-    return frame.astype(types | {"se": "float64"})
+    kept = ("created", "is_usual")
+    return frame.astype(
+        {name: "float64" if name in _NUMBERS else "object" for name in COLUMNS if name not in kept} | {"is_usual": bool}
+    )
 
 
 def _plain(cells: pd.DataFrame) -> Iterator[dict[str, Any]]:
