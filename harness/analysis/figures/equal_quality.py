@@ -53,9 +53,9 @@ def make(data: Data) -> list[Figure]:
         f"difference lies above −1, −2, −5. The best of {tried} of a method (their number stands below its name) is a "
         "choice, so all of its intervals are widened to hold together: each is at level "
         f"1 − {1 - LEVEL:.2g} / (settings tried), Bonferroni's; different methods are not corrected for each other. A "
-        f"setting also has to keep the bound in the tables' interval at {LEVEL:.0%}. What cannot be shown with this many "
-        "documents counts as not within the bound, whatever the method guarantees. The dashed line is AR SFT; each cell "
-        "was timed once."
+        f"setting also has to keep the bound in the tables' interval at {LEVEL:.0%}. What cannot be shown with this "
+        "many documents counts as not within the bound, whatever the method guarantees. The dashed line is AR SFT; "
+        "each cell was timed once."
     )
     if len(points):
         documents = sorted({f"{n:,.0f}" for n in points["n"]}, key=lambda text: int(text.replace(",", "")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +70,8 @@ def fig6(data: Data) -> Figure:
     several = curves.groupby("panel")["confidence"].nunique()
     curves = curves[curves["panel"].isin(several[several > 1].index)]
     references = cells[cells["method"] == AR]
-    lines = [references[[panel.startswith(f"{p}, ") for p in references["panel"]]].assign(panel=panel)
-             for panel in curves["panel"].unique()]  # fmt: skip
+    lines = [references[references["panel"].map(lambda one, panel=panel: panel.startswith(f"{one}, ")).astype(bool)]
+             .assign(panel=panel) for panel in curves["panel"].unique()]  # fmt: skip
     points, left_out = _capped(pd.concat([curves, *lines], ignore_index=True))
     caption = (
         "Score against committed tokens per forward for the three ways to measure confidence: the top probability and "
@@ -91,7 +92,7 @@ def fig6(data: Data) -> Figure:
 def _measured(data: Data) -> pd.DataFrame:
     """Every greedy setting on every benchmark that generates text, as points."""
     cells = settings(data)
-    cells = cells[[not row["is_average"] and row[FORWARD] is not None for _, row in cells.iterrows()]]
+    cells = cells[~cells["is_average"].astype(bool) & cells[FORWARD].notna()]
     rows = [
         {
             **row, "source": "measured", "panel": style.panel_title(scale_of(row["model"]), row["benchmark"]),
@@ -208,7 +209,7 @@ def _draw(points: pd.DataFrame, look: Callable[[Row], Look]) -> Drawing:
     drawing, axes = style.new_figure(style.PAGE if columns > 1 else 4.6, 0.9 + 2.0 * rows, rows, columns)
     handles: dict[str, Line2D] = {}
     for place, (title, part) in zip(axes.flat, panels, strict=False):
-        place.set_title(str(title), wrap=True)
+        place.set_title(textwrap.fill(str(title), 30 if columns > 1 else 60))
         handles |= dict(_curves(place, part, look))
     for place in axes.flat[len(panels) :]:
         place.set_axis_off()

@@ -55,7 +55,7 @@ def make(data: Data) -> list[Figure]:
 def tokens_per_forward(data: Data) -> Figure:
     """Tokens per forward by task of every method, beside the paper's Table 4."""
     cells = settings(data)
-    cells = cells[[_is_generated(row) and row["method"] != AR for row in cells.to_dict("records")]]
+    cells = cells[_is_generated(cells) & (cells["method"] != AR)]
     kept, num_settings = [], 0
     for _, part in cells.groupby(["model", "benchmark", "method", "variant"], dropna=False, sort=False):
         ranked = sorted(part.to_dict("records"), key=_from_headline)
@@ -86,8 +86,8 @@ def tokens_per_forward(data: Data) -> Figure:
     return Figure("tokens_per_forward", "Tokens per forward by task", caption + note, points, draw_forward, run)
 
 
-def _is_generated(row: dict[str, Any]) -> bool:
-    return not row["is_average"] and row[FORWARD] is not None
+def _is_generated(cells: pd.DataFrame) -> pd.Series:
+    return ~cells["is_average"].astype(bool) & cells[FORWARD].notna()
 
 
 def _from_headline(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -198,7 +198,7 @@ def _rows(place: Axes, part: pd.DataFrame, known_suffix: str) -> None:
 def speedup(data: Data) -> Figure:
     """Speedup on the clock against tokens per forward, among cells of one machine."""
     cells = settings(data, *CONDITIONS)
-    cells = cells[[_is_generated(row) and bool(row[RATE]) for row in cells.to_dict("records")]]
+    cells = cells[_is_generated(cells) & (cells[RATE].fillna(0).astype(float) > 0)]
     panels = []
     for place, part in cells.groupby(["model", "benchmark", *CONDITIONS], dropna=False, sort=True):
         baselines = part[(part["method"] == AR) & part["variant"].isna()].to_dict("records")
