@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from test_tracking import wandb as wandb  # the fixture
 
 from harness import grid, sync, tracking
 from harness.config import CONF, ROOT
-from harness.results.store import StoredCell
+from harness.results.store import StoredCell, write_atomically
 
 SWEEPS = sorted((CONF / "sweep").glob("*.yaml"))
 
@@ -149,23 +150,29 @@ def test_a_ledger_that_cannot_be_read_is_told(
     assert len(wandb.runs) == 6
 
 
-def _send_all(results: Path, sent: Path) -> None:
+def _send_all(results: Path, sent: Path, turn: int) -> None:
     def replay(record: Any, *_: object) -> str:
         with sent.open("a") as file:
             file.write(f"{record.key}\n")
         return str(record.key)
 
+    def slowly(path: Path, text: str) -> None:
+        time.sleep(0.01)  # for others to read what this is about to replace
+        write_atomically(path, text)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracking, "replay", replay)
+        patch.setattr(sync, "write_atomically", slowly)
         target = tracking.Destination("p", None, "offline", results)
-        for path in sorted(results.glob("runs/[0-9a-f]*")):
+        paths = sorted(results.glob("runs/[0-9a-f]*"))
+        for path in paths[turn:] + paths[:turn]:
             sync.send(StoredCell(path), {"group": None, "documents": 0}, target)
 
 
 def test_two_at_once_send_nothing_twice(results: Path, tmp_path: Path) -> None:
     make_cells(results, 12)
     context = multiprocessing.get_context("fork")
-    both = [context.Process(target=_send_all, args=(results, tmp_path / "sent")) for _ in range(3)]
+    both = [context.Process(target=_send_all, args=(results, tmp_path / "sent", 4 * n)) for n in range(3)]
     for process in both:
         process.start()
     for process in both:
