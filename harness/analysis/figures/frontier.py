@@ -63,10 +63,13 @@ def fig6(data: Data) -> Figure:
     cells = _measured(data)
     is_curve = (cells["method"] == MARS) & (cells["confidence"] != "")
     curves = cells[is_curve].copy()
-    where = curves["panel"] + [
-        f", {style.display(MARS, row['variant'] or None)} B={row['block_size']:g}" for _, row in curves.iterrows()
+    where = [
+        f"{row['panel']}, {style.display(MARS, row['variant'] or None)} B={row['block_size']:g}"
+        for row in curves.to_dict("records")
     ]
-    curves["panel"], curves["series"] = where, curves["confidence"] + curves["setting"].map(_rest_of)
+    series = [row["confidence"] + _rest_of(row["setting"]) for row in curves.to_dict("records")]
+    curves = curves.assign(panel=pd.Series(where, curves.index, "object"))
+    curves = curves.assign(series=pd.Series(series, curves.index, "object"))
     several = curves.groupby("panel")["confidence"].nunique()
     curves = curves[curves["panel"].isin(several[several > 1].index)]
     references = cells[cells["method"] == AR]
