@@ -46,7 +46,7 @@ from harness.analysis.gaps import (
     by_task,
     compare,
     corrected,
-    gap_between,
+    gaps_between,
     pick,
     rows_of,
     values_of,
@@ -212,7 +212,9 @@ def tau_frontier_is_smooth(rows: Rows) -> Finding:
     to the lowest tau every curve loses score for certain (Holm over the curves) and gains tokens per forward. Undecided
     otherwise. That the steps of a curve are alike in size is not asked.
     """
-    steps, whole, reversals, gains, fastest, num_curves = [], [], 0, True, 0.0, 0
+    steps: list[Gap] = []
+    whole: list[Gap] = []
+    reversals, gains, fastest, num_curves = 0, True, 0.0, 0
     where = {**MARS, "confidence": "probability"}
     for block_size in values_of(rows, "block_size", where):
         taus = values_of(rows, "tau", {**where, "block_size": block_size})[::-1]
@@ -226,12 +228,11 @@ def tau_frontier_is_smooth(rows: Rows) -> Finding:
                 continue
             num_curves += 1
             for (score, speed), (next_score, next_speed) in pairwise(points):
-                steps.append(gap_between(rows, task, next_score, score))
+                steps += gaps_between(rows, task, next_score, score)
                 reversals += bool(next_speed["high"] < speed["low"])
-            whole.append(gap_between(rows, task, points[-1][0], points[0][0]))
+            whole += gaps_between(rows, task, points[-1][0], points[0][0])
             gains &= bool(points[-1][1]["low"] > points[0][1]["high"])
             fastest = max(fastest, points[-1][1]["value"])
-    steps, whole = ([gap for gap in gaps if gap is not None] for gaps in (steps, whole))
     if not steps or len(whole) < num_curves:
         return _not_measured("three tau values of MARS on one task and block size")
     rises = [gap for gap in corrected(steps) if gap.gap > 0 and gap.exceeds_holm]
@@ -269,7 +270,8 @@ def metrics_share_one_frontier(rows: Rows) -> Finding:
     mean = Gap("", float(np.mean([g.gap for g in off])), 0.0, float(np.mean([g.se for g in off])), off[0].n)
     is_close = max(-mean.low, mean.high) < FRONTIER_MARGIN
     verdict = CONTRADICTED if certain else SUPPORTED if is_close else UNDECIDED
-    numbers = f"{len(off)} points of {' and '.join(others)}: {_interval(mean)} on average, {len(certain)} off for sure"
+    points = f"{len(off)} point{'s' * (len(off) > 1)} of {' and '.join(others)}"
+    numbers = f"{points}: {_interval(mean)} on average, {len(certain)} off for sure"
     return Finding(verdict, numbers)
 
 
@@ -597,12 +599,18 @@ def gaps_to_rich(gaps: pd.DataFrame) -> Group:
     """Every gap with its interval: a star where it is beyond its error, two where it is after Holm's correction."""
     parts: list[Any] = []
     for (comparison, scale), rows in gaps.groupby(["comparison", "scale"], sort=False):
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for name in ("B", "task", "n", "first", "second", "gap", "± error", "z", "p (Holm)", ""):
             table.add_column(name, justify="left" if name in ("task", "") else "right")
         for row in rows.itertuples():
             star = "**" if row.exceeds_holm else "*" if row.exceeds else ""
-            numbers = f"{row.first:.1f}", f"{row.second:.1f}", _signed(row.gap), f"{Z * row.se:.1f}", f"{row.z:.1f}"
+            numbers = (
+                f"{row.first:.1f}",
+                f"{row.second:.1f}",
+                _signed(row.gap),
+                f"{Z * row.se:.1f}",
+                f"{row.z:.1f}".replace("-", "−"),
+            )
             size = "" if pd.isna(row.block_size) else f"{row.block_size:g}"
             table.add_row(size, row.task, f"{row.n:,.0f}", *numbers, f"{row.p_holm:.3f}", star)
         parts += [Text(f"{comparison}, {scale}", "bold"), Text(), table, Text()]

@@ -209,8 +209,7 @@ def compare(rows: Rows, first: Where, second: Where) -> Comparison | None:
         ValueError: ``by_task``'s.
     """
     a, b = by_task(rows, first), by_task(rows, second)
-    found = (gap_between(rows, task, a[task], b[task]) for task in a if task in b)
-    gaps = [gap for gap in found if gap is not None]
+    gaps = [gap for task in a if task in b for gap in gaps_between(rows, task, a[task], b[task])]
     if not gaps:
         return None
     k = len(gaps)
@@ -227,22 +226,22 @@ def compare(rows: Rows, first: Where, second: Where) -> Comparison | None:
     return Comparison(corrected(gaps), *corrected([average]))
 
 
-def gap_between(rows: Rows, task: str, first: Row, second: Row) -> Gap | None:
-    """First minus second of two rows of one task; None where they are measured on no common document.
+def gaps_between(rows: Rows, task: str, first: Row, second: Row) -> list[Gap]:
+    """First minus second of two rows of one task, the only one; none where they are measured on no common document.
 
     McNemar's p-value stands beside a paired interval that takes documents as independent, as it does.
     """
     se = math.hypot(first["se"], second["se"])
     gap = Gap(task, first["value"], second["value"], se, min(first["n"], second["n"]))
     if rows.pairs is None:
-        return gap
+        return [gap]
     found = rows.pairs.difference(first["key"], second["key"], task)
     if found is None:
-        return None
+        return []
     one = found.difference
     points = Interval(100 * one.value, 100 * one.low, 100 * one.high, one.n, one.how)
     p_value = found.p_value if one.how == "Bonett-Price" else None
-    return replace(gap, se=(points.high - points.low) / (2 * Z), n=one.n, paired=points, p_value=p_value)
+    return [replace(gap, se=(points.high - points.low) / (2 * Z), n=one.n, paired=points, p_value=p_value)]
 
 
 def corrected(gaps: Sequence[Gap]) -> tuple[Gap, ...]:
@@ -256,7 +255,7 @@ def all_gaps(cells: pd.DataFrame, pairs: Pairs | None = None) -> pd.DataFrame:
     Returns:
         ``COLUMNS``. ``first`` and ``second`` are scores, ``low`` and ``high`` the gap's own 95 % interval; ``n`` is the
         smaller of the two sides'. ``p_holm`` corrects, per comparison and scale, over all tasks and block sizes, and
-        over the averages apart from them.
+        over the averages apart from them; a single task has no average beside it.
     """
     rows, table = rows_of(cells, pairs), []
     for scale in values_of(rows, "scale", {}):
@@ -264,7 +263,7 @@ def all_gaps(cells: pd.DataFrame, pairs: Pairs | None = None) -> pd.DataFrame:
         for name, first, second in COMPARISONS:
             found = list(_each_block_size(here, first, second))
             tasks = [(block_size, gap) for block_size, one in found for gap in one.tasks]
-            for family in (tasks, [(block_size, one.average) for block_size, one in found]):
+            for family in (tasks, [(block_size, one.average) for block_size, one in found if not one.is_one]):
                 for (block_size, _), gap in zip(family, corrected([gap for _, gap in family]), strict=True):
                     measured = {column: getattr(gap, column) for column in COLUMNS[3:]}
                     table.append({"comparison": name, "scale": scale, "block_size": block_size, **measured})

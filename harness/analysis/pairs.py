@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -70,8 +69,8 @@ class Pairs:
         return found
 
     def _compare(self, first: str, second: str, benchmark: str) -> Comparison | None:
-        sides = [self._scores.get((key, benchmark), []) for key in (first, second)]
-        return compare(*sides) if all(sides) else None
+        a, b = (self._scores.get((key, benchmark), []) for key in (first, second))
+        return compare(a, b) if a and b else None
 
     def _average(self, first: str, second: str) -> Comparison | None:
         shared = [name for name in self.benchmarks(first) if (second, name) in self._scores]
@@ -83,5 +82,5 @@ class Pairs:
         return Comparison(whole, None, sum(one.wins for one in parts), sum(one.losses for one in parts))
 
 
-def _rows(part: pd.DataFrame) -> Sequence[dict[str, Any]]:
-    return part[["task", "doc_id", "score"]].to_dict("records")
+def _rows(part: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(k): v for k, v in row.items()} for row in part[["task", "doc_id", "score"]].to_dict("records")]
