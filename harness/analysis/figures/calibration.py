@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -236,6 +237,7 @@ def _draw_linear(axis: Axes, below: Axes, cell: pd.DataFrame, heading: str) -> N
     )  # fmt: skip
     axis.tick_params(labelbottom=False)
     below.set(xlim=(-0.03, 1.03), yscale="log", ylabel="predictions", xlabel="confidence")
+    _whole_decades(below, cell)
 
 
 def _draw_tail(axis: Axes, below: Axes, cell: pd.DataFrame) -> None:
@@ -262,3 +264,10 @@ def _draw_tail(axis: Axes, below: Axes, cell: pd.DataFrame) -> None:
         )  # fmt: skip
     axis.tick_params(labelbottom=False)
     below.set(xlabel="1 − confidence")
+    _whole_decades(below, cell)
+
+
+def _whole_decades(axis: Axes, cell: pd.DataFrame) -> None:
+    """Counts from the fewest plotted up to a power of ten."""
+    axis.set_ylim(FEWEST / 2, 10 ** math.ceil(math.log10(cell["drafts"].max() + 1)))
+    axis.yaxis.set_minor_formatter(NullFormatter())
