@@ -8,6 +8,7 @@ theirs and the page says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ class _Benchmark:
         rows, self._place = rows.iloc[order], place[order]
         self._keys = rows["key"].astype(str).to_numpy()
         bounds = np.flatnonzero(np.r_[True, self._keys[1:] != self._keys[:-1]])
-        self._cells = [*zip(bounds, [*bounds[1:], len(rows)], strict=True)]
+        self._cells = [*pairwise([*bounds.tolist(), len(rows)])]
         self._score = rows["score"].to_numpy(np.float64)
         self._counts = {name: rows[name].to_numpy(np.int64) for name in ("new_tokens", "target_forwards")}
         finish = rows["finish_reason"].cat.remove_unused_categories().cat

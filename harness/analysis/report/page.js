@@ -70,9 +70,9 @@ const COLUMNS = [
   { name: "score % [95 %]", value: (row) => row.score, number: true,
     text: (x, row) => `${fixed(100 * x, 1)} [${fixed(100 * row.score_low, 1)}, ${fixed(100 * row.score_high, 1)}]` },
   { name: "Δ AR SFT", value: (row) => row.delta && row.delta[0], number: true, text: (x, row) => points(row.delta) },
-  { name: "tokens / forward", value: (row) => row.tokens_per_forward, number: true, text: (x) => fixed(x, 2) },
-  { name: "positions / token", value: (row) => row.positions_per_token, number: true, text: (x) => fixed(x, 2) },
-  { name: "tokens / s", value: (row) => row.tokens_per_second, number: true, text: (x) => fixed(x, 0) },
+  { name: "tokens/ forward", value: (row) => row.tokens_per_forward, number: true, text: (x) => fixed(x, 2) },
+  { name: "positions/ token", value: (row) => row.positions_per_token, number: true, text: (x) => fixed(x, 2) },
+  { name: "tokens/ s", value: (row) => row.tokens_per_second, number: true, text: (x) => fixed(x, 0) },
   { name: "other settings", value: (row) => row.others },
 ];
 const sorting = { column: -1, descending: false };

@@ -105,13 +105,12 @@ def figures(found: Sequence[Any], attempt: Callable[[str, Callable[[], str]], st
 def _figure(one: Any) -> str:
     if one.points.empty:
         return f'<p class="notice">Not measured. {escape(one.missing)}</p>\n'
+    caption = f"<figcaption>{escape(one.caption)}</figcaption>"
+    if extra := one.extra.get("html"):  # escaped where it is made; text that can be read and copied beats its picture
+        return f"<figure>{extra}{caption}</figure>\n"
     kind, content = _picture(one)
     source = f"data:{kind};base64,{base64.b64encode(content).decode()}"
-    extra = one.extra.get("html", "")
-    return (
-        f'<figure><img src="{source}" alt="{escape(one.title)}">{f"<div>{extra}</div>" if extra else ""}'
-        f"<figcaption>{escape(one.caption)}</figcaption></figure>\n"
-    )
+    return f'<figure><img src="{source}" alt="{escape(one.title)}">{caption}</figure>\n'
 
 
 def _picture(one: Any) -> tuple[str, bytes]:
