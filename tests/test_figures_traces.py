@@ -243,6 +243,11 @@ def test_layout_breaks_before_words_and_says_what_it_leaves_out() -> None:
     assert (cut[-1].line, cut[-1].step) == (1, -1)
 
 
+def test_wide_characters_take_two_columns_and_combining_ones_none() -> None:
+    marks = lay_out([Step(("a数", "e\u0301b"))], 9, Glyphs(4))
+    assert [(mark.token, mark.column, mark.width) for mark in marks] == [(0, 0, 1), (0, 1, 2), (1, 3, 1), (1, 4, 1)]
+
+
 @pytest.mark.parametrize("dpi", [DPI, 1000])
 def test_columns_are_where_the_font_puts_them(dpi: int) -> None:
     """In the bitmap, where hinting rounds advances to whole pixels, and all but without it."""
