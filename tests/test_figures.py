@@ -357,10 +357,12 @@ def test_labels_without_room_are_left_out() -> None:
         axes[0, 0].set(xlim=(0, 1), ylim=(0, 1))
         drawing.get_layout_engine().execute(drawing)  # type: ignore[union-attr]
         points = [(0.5 + i / 1000, 0.5, f"label {i}") for i in range(30)]
-        without = label_points(axes[0, 0], [*points, (0.05, 0.9, "alone")])
+        without = label_points(axes[0, 0], [(0.5, 0.5, ""), *points, (0.05, 0.9, "alone")])
     placed = list(axes[0, 0].texts)
     assert len(without) + len(placed) == 31
     assert 1 < len(placed) < 12
+    marker = axes[0, 0].transData.transform((0.5, 0.5))
+    assert not any(one.get_window_extent().contains(*marker) for one in placed)
     assert "alone" not in without
     for a, b in itertools.combinations([one.get_window_extent() for one in placed], 2):
         assert not a.overlaps(b)

@@ -231,7 +231,7 @@ def _tried(part: pd.DataFrame, series: str) -> str:
 
 
 def _panel(place: Axes, part: pd.DataFrame, names: list[str]) -> None:
-    highest = max(1.2, part["value"].max()) if part["value"].notna().any() else 1.2
+    highest = max(2.0, part["value"].max()) if part["value"].notna().any() else 2.0  # room for "none within …"
     place.set_xlim(0, 1.55 * highest)  # room for the settings' names
     place.set_ylim(len(names) - 0.5, -0.5)
     place.grid(axis="y", visible=False)

@@ -181,7 +181,7 @@ def _range(n: pd.Series) -> str:
 
 
 def draw_fig3(points: pd.DataFrame) -> Drawing:
-    """Colour and line tell the method, marker and shade the block size, open marks a variant of the training."""
+    """Colour and line tell the method, marker and shade the block size, open marks a variant of the training or another cache."""
     return _draw(points, _method_look)
 
 
@@ -197,12 +197,13 @@ def draw_fig6(points: pd.DataFrame) -> Drawing:
 
 def _method_look(row: Row) -> Look:
     of = style.style(row["method"])
+    is_filled = not row["variant"] and not row["series"].endswith("cache")
     if row["method"] != MARS:
-        return of.marker, of.line, of.color, not row["variant"]
+        return of.marker, of.line, of.color, is_filled
     size = row["block_size"]
     shade = {2: 1.35, 8: 0.68, 16: 0.4, 32: 0.2}.get(size, 1.0)
     color = tuple(min(1.0, part * shade) for part in to_rgb(of.color))
-    return _BLOCK_MARKERS.get(size, "p"), (0, (4, 1.5)) if row["variant"] else of.line, color, not row["variant"]
+    return _BLOCK_MARKERS.get(size, "p"), (0, (4, 1.5)) if row["variant"] else of.line, color, is_filled
 
 
 def _draw(points: pd.DataFrame, look: Callable[[Row], Look]) -> Drawing:

@@ -23,7 +23,7 @@ _MARKER = 3.0  # points: half a marker
 def label_points(place: Axes, points: Sequence[tuple[float, float, str]], size: float = 6) -> list[str]:
     """Write each text beside its point (in data coordinates), in the order given while there is room.
 
-    The axes' place and limits have to be final: the layout engine has run, nothing is added after.
+    A point without a text is only kept clear of. The axes' place and limits have to be final: the layout engine has run, nothing is added after.
 
     Returns:
         The texts that found no room.
@@ -38,6 +38,8 @@ def label_points(place: Axes, points: Sequence[tuple[float, float, str]], size: 
     taken += [text.get_window_extent(renderer) for text in place.texts]
     without = []
     for x, y, text in points:
+        if not text:
+            continue
         label = place.annotate(text, (x, y), (0, 0), textcoords="offset points", fontsize=size, zorder=5)
         label.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.3})
         label.set_in_layout(False)

@@ -294,8 +294,7 @@ def draw_speedup(points: pd.DataFrame) -> Drawing:
     assert engine is not None
     engine.execute(drawing)
     for place, (_, part) in zip(axes.flat, panels, strict=False):
-        texts = zip(part[FORWARD], part["speedup"], part["setting"], strict=True)
-        label_points(place, [(x, y, text) for x, y, text in texts if text])
+        label_points(place, [(1, 1, ""), *zip(part[FORWARD], part["speedup"], part["setting"], strict=True)])
     return drawing
 
 
