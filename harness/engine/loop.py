@@ -233,7 +233,7 @@ class Engine:
             row.tokens += fresh
             judged = [
                 Draft(score, place < accepted)
-                for place, score in enumerate(draft_confidences[i][: min(drafted, accepted + 1)])
+                for place, score in enumerate(draft_confidences[i][: min(drafted, len(fresh))])
             ]
             row.trace.append(Step(fresh, confidences[i][: len(fresh)], draft_forwards, judged))
             stats.target_forwards += 1
