@@ -101,13 +101,14 @@ def write(data: Data, out: Path, only: Sequence[str] = ()) -> Report:
     except Exception as error:  # the figures are made all the same
         report.fail("tables", error)
     figures = make_figures(data, report.fail)
-    known = [one.name for one in (*tables, *figures)]
+    everything: list[grids.Table | Figure] = [*tables, *figures]
+    known = [one.name for one in everything]
     for name in only:
         if name not in known and not report.broken:
             raise UserError("--only", name, f"of {', '.join(known)}")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for one in (*tables, *figures):
+        for one in everything:
             if not only or one.name in only:
                 _write(one, out, report)
         if not only:

@@ -181,7 +181,7 @@ def _range(n: pd.Series) -> str:
 
 
 def draw_fig3(points: pd.DataFrame) -> Drawing:
-    """Colour and line tell the method, marker and shade the block size, open marks a variant of the training or another cache."""
+    """Colour and line tell the method, marker and shade the block size; a variant or another cache is open."""
     return _draw(points, _method_look)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from matplotlib.transforms import Bbox
@@ -23,7 +23,8 @@ _MARKER = 3.0  # points: half a marker
 def label_points(place: Axes, points: Sequence[tuple[float, float, str]], size: float = 6) -> list[str]:
     """Write each text beside its point (in data coordinates), in the order given while there is room.
 
-    A point without a text is only kept clear of. The axes' place and limits have to be final: the layout engine has run, nothing is added after.
+    A point without a text is only kept clear of. The axes' place and limits have to be final: the layout engine has
+    run, nothing is added after.
 
     Returns:
         The texts that found no room.
@@ -32,7 +33,7 @@ def label_points(place: Axes, points: Sequence[tuple[float, float, str]], size: 
     assert drawing is not None
     canvas: FigureCanvasAgg = drawing.canvas  # type: ignore[assignment]
     renderer, inside, dots = canvas.get_renderer(), place.get_window_extent(), drawing.dpi / 72
-    centres = place.transData.transform([(x, y) for x, y, _ in points]) if points else []
+    centres: Iterable[Sequence[float]] = place.transData.transform([(x, y) for x, y, _ in points]) if points else []
     half = _MARKER * dots
     taken = [Bbox([[x - half, y - half], [x + half, y + half]]) for x, y in centres]
     taken += [text.get_window_extent(renderer) for text in place.texts]

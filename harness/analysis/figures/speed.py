@@ -111,7 +111,7 @@ def _intervals(data: Data, cells: list[dict[str, Any]]) -> dict[tuple[str, str],
     wanted = {(row["key"], row["benchmark"]) for row in cells}
     columns = ("new_tokens", "target_forwards")
     for benchmark, matrix in matrices(data, [row["key"] for row in cells], columns).items():
-        ratios = resampled_ratios(*(matrix.values[name] for name in columns))
+        ratios = resampled_ratios(matrix.values[columns[0]], matrix.values[columns[1]])
         for column, key in enumerate(matrix.keys):
             if (key, benchmark) in wanted:
                 found[key, benchmark] = ends(ratios[:, column])
@@ -151,13 +151,16 @@ def _numbered(names: Iterable[str]) -> dict[str, int]:
 
 def draw_forward(points: pd.DataFrame) -> Drawing:
     """A panel for each model; tasks are headings, methods rows."""
-    measured, paper = [], []
+    measured: list[tuple[str, pd.DataFrame]] = []
+    paper: list[tuple[str, pd.DataFrame]] = []
     for panel, part in points.groupby("panel", sort=False):
         (paper if part["source"].eq("paper").all() else measured).append((str(panel), part))
     rows = [panels[start : start + 2] for panels in (measured, paper) for start in range(0, len(panels), 2)]
     sizes = [0.55 + 0.15 * max(len(part) + part["benchmark"].nunique() for _, part in row) for row in rows]
     drawing = style.blank(style.PAGE, sum(sizes))
-    for figure, row in zip(np.ravel(drawing.subfigures(len(rows), 1, height_ratios=sizes)), rows, strict=True):
+    for figure, row in zip(
+        drawing.subfigures(len(rows), 1, squeeze=False, height_ratios=sizes)[:, 0], rows, strict=True
+    ):
         for place, (panel, part) in zip(figure.subplots(1, len(row), squeeze=False)[0], row, strict=True):
             is_paper = part["source"].eq("paper").all()
             place.set_title(f"{panel} {PAPER}" if is_paper else panel)

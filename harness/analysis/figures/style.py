@@ -101,7 +101,7 @@ def panel_title(model: str, benchmark: str) -> str:
 @contextmanager
 def look() -> Iterator[None]:
     """Draw with these settings, whatever the user's own are; one thread at a time."""
-    settings = {key: value for key, value in mpl.rcParamsDefault.items() if key != "backend"} | LOOK
+    settings: dict[Any, Any] = {key: value for key, value in mpl.rcParamsDefault.items() if key != "backend"} | LOOK
     with _lock, warnings.catch_warnings():
         warnings.simplefilter("ignore", mpl.MatplotlibDeprecationWarning)
         with mpl.rc_context(settings):
