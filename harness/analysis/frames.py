@@ -20,6 +20,7 @@ from harness.analysis import aggregate, schema
 from harness.analysis.cells import Damage, LoadedCell, read_cell
 from harness.analysis.documents import make_documents, read_documents
 from harness.errors import UserError
+from harness.results.records import Record
 from harness.results.tables import BASELINE, reference
 
 
@@ -64,7 +65,7 @@ class Results:
                 self.report(cell.path, str(error))
         if len(healthy) < len(self._found):
             self._found = healthy
-            for name in ("cells", "tasks"):
+            for name in ("cells", "tasks", "_records", "_baselines"):
                 self.__dict__.pop(name, None)
         return make_documents(healthy, tables)
 
@@ -97,12 +98,18 @@ class Results:
         Raises:
             UserError: no such cell.
         """
-        records = {cell.key: cell.record for cell in self._found}
-        if key not in records:
+        if key not in self._records:
             raise UserError("key", key, "the run key of a loaded cell (column `key` of `cells`)")
-        candidates = [one for one in records.values() if one.identity["method"]["name"] == BASELINE]
-        found = reference(records[key], candidates)
+        found = reference(self._records[key], self._baselines)
         return None if found is None else found.key
+
+    @cached_property
+    def _records(self) -> dict[str, Record]:
+        return {cell.key: cell.record for cell in self._found}
+
+    @cached_property
+    def _baselines(self) -> list[Record]:
+        return [one for one in self._records.values() if one.identity["method"]["name"] == BASELINE]
 
 
 def load(*roots: str | Path, texts: bool = False, lists: Collection[str] = (), quiet: bool = False) -> Results:

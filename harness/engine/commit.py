@@ -23,7 +23,7 @@ class Commit:
         path: int64 [rows, k], numbers of the added positions that stay; None where they are 0, 1, 2, ….
         confidences: fp32 [rows, n], for the trace; None where the method has none.
         draft_confidences: fp32 [rows, k], what each draft of a chain was proposed with, in order; NaN where that is not
-            known. The trace keeps those that were judged: the accepted ones and the first that was not, within the answer.
+            known. The trace keeps those that were judged, within the answer: the accepted ones and the first other.
         drafted, accepted: int64 [rows], tokens proposed beyond the guaranteed one, and those of them committed.
         draft_forwards, draft_positions: int64 [rows], cost in the method's own draft model.
     """
