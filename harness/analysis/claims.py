@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 SUPPORTED, CONTRADICTED, UNDECIDED, NOT_MEASURED = "supported", "contradicted", "undecided", "not measured"
 
 MARGIN = 1.0  # points of an average: a loss smaller than this counts as none
+FRONTIER_POINTS = 3  # that two frontiers have to share: fewer are not a frontier
 FRONTIER_MARGIN = 3.0  # points between two frontiers: closer ones are one
 SPEED_MARGIN = 1.05  # a speed ratio counts beyond this: published ones are single runs whose spread is unknown
 HEADLINE_BLOCK_SIZE = 4  # of Table 2
@@ -255,7 +256,7 @@ def metrics_share_one_frontier(rows: Rows) -> Finding:
     between its points; only inside its range and beyond 1 token, at which a metric decides nothing).
     Contradicted: a point is off for certain (Holm over all points). Supported: none is, and the mean distance is within
     ±``FRONTIER_MARGIN`` with its whole interval (its error is the mean of the points', as they share their questions).
-    Undecided otherwise.
+    Undecided otherwise. Fewer than ``FRONTIER_POINTS`` points are not measured.
     """
     off = []
     others = [name for name in values_of(rows, "confidence", MARS) if name != "probability"]
@@ -264,14 +265,13 @@ def metrics_share_one_frontier(rows: Rows) -> Finding:
         for confidence in others:
             for task, points in _frontier(rows, confidence, block_size).items():
                 off += [gap for point in points if (gap := _distance(task, point, curve.get(task, [])))]
-    if not off:
+    if len(off) < FRONTIER_POINTS:
         return _not_measured("tau sweeps of two confidence metrics that overlap in tokens per forward")
     certain = [gap for gap in corrected(off) if gap.exceeds_holm]
     mean = Gap("", float(np.mean([g.gap for g in off])), 0.0, float(np.mean([g.se for g in off])), off[0].n)
     is_close = max(-mean.low, mean.high) < FRONTIER_MARGIN
     verdict = CONTRADICTED if certain else SUPPORTED if is_close else UNDECIDED
-    points = f"{len(off)} point{'s' * (len(off) > 1)} of {' and '.join(others)}"
-    numbers = f"{points}: {_interval(mean)} on average, {len(certain)} off for sure"
+    numbers = f"{len(off)} points of {' and '.join(others)}: {_interval(mean)} on average, {len(certain)} off for sure"
     return Finding(verdict, numbers)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-import pandas as pd
-
 from harness.analysis.frames import Results
 from harness.results.stats import Comparison, compare, mean_interval
 from harness.results.tables import AVERAGE
@@ -53,9 +51,11 @@ class Pairs:
 
     @cached_property
     def _scores(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
-        documents = self._results.documents[["key", *_NEEDED]]
-        groups = documents.groupby(["key", "benchmark"], observed=True, sort=False)
-        return {(str(key), str(benchmark)): _rows(part) for (key, benchmark), part in groups}
+        columns = (self._results.documents[name].tolist() for name in ("key", *_NEEDED))
+        found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for key, benchmark, task, doc_id, score in zip(*columns, strict=True):
+            found.setdefault((key, benchmark), []).append({"task": task, "doc_id": doc_id, "score": score})
+        return found
 
     @cached_property
     def _answers(self) -> dict[str, dict[tuple[Any, ...], tuple[Any, ...]]]:
@@ -80,7 +80,3 @@ class Pairs:
             return None
         whole = mean_interval([one.difference for one in parts])
         return Comparison(whole, None, sum(one.wins for one in parts), sum(one.losses for one in parts))
-
-
-def _rows(part: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(k): v for k, v in row.items()} for row in part[["task", "doc_id", "score"]].to_dict("records")]
