@@ -11,7 +11,7 @@ BENCHMARKS = {
     "ifeval": "IFEval", "bbh": "BBH", "mmlu_pro": "MMLU-Pro", "gpqa_main_cot_zeroshot": "GPQA", "gsm8k_cot": "GSM8K",
     "humaneval_instruct": "HumanEval", "word_problems": "word problems",
 }  # fmt: skip
-VARIANTS = {"no_sft_loss": "without SFT loss", "base": "not fine-tuned", "compute_matched": "twice the epochs"}
+VARIANTS = {"no_sft_loss": "without SFT loss", "base": "not fine-tuned", "compute_matched": "compute-matched"}
 
 
 def name(known: dict[str, str], word: str) -> str:

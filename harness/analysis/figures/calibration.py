@@ -14,7 +14,8 @@ from matplotlib.ticker import FixedLocator, NullFormatter
 
 from harness.analysis.data import Data
 from harness.analysis.figures.base import Figure
-from harness.analysis.figures.style import MODELS, PAGE, VARIANTS, new_figure
+from harness.analysis.figures.style import PAGE, new_figure
+from harness.analysis.names import MODELS, VARIANTS
 from harness.results.stats import LEVEL, agresti_coull
 from harness.results.tables import AVERAGE
 

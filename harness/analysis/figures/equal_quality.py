@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from harness.analysis.figures.settings import (
     settings,
 )
 from harness.analysis.published import FORWARD, RATE
-from harness.results.stats import LEVEL, MIN_CLUSTERS, Interval, mean_interval, student
+from harness.results.stats import LEVEL, MIN_CLUSTERS, Interval, bonett_price, mean_interval, student
 from harness.results.tables import AVERAGE
 
 if TYPE_CHECKING:
@@ -188,14 +187,6 @@ def paired_interval(first: np.ndarray, second: np.ndarray, tasks: Sequence[str],
         error = math.inf if k < 2 else math.sqrt(float((sums**2).sum()) * k / (k - 1)) / n * student(k - 1, level)
         ends.append((mean - error, mean + error))
     return Interval(mean, min(low for low, _ in ends), max(high for _, high in ends), n, "paired")
-
-
-def bonett_price(wins: int, losses: int, n: int, level: float) -> tuple[float, float]:
-    """``stats.bonett_price`` at another level than its."""
-    z = NormalDist().inv_cdf(0.5 + level / 2)
-    up, down = (wins + 1) / (n + 2), (losses + 1) / (n + 2)
-    half = z * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
-    return max(-1.0, up - down - half), min(1.0, up - down + half)
 
 
 def draw(points: pd.DataFrame) -> Drawing:

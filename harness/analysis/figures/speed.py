@@ -23,6 +23,7 @@ from harness.analysis.figures.settings import (
     setting_name,
     settings,
 )
+from harness.analysis.names import BENCHMARKS, MODELS
 from harness.analysis.published import FORWARD, RATE
 from harness.results.tables import AVERAGE
 
@@ -64,7 +65,7 @@ def tokens_per_forward(data: Data) -> Figure:
     ratios = _intervals(data, kept)
     rows = [
         {
-            **row, "panel": style.MODELS.get(scale_of(row["model"]), row["model"]), "source": "measured",
+            **row, "panel": MODELS.get(scale_of(row["model"]), row["model"]), "source": "measured",
             "setting": setting_name(row), "value": row[FORWARD], "low": ratios[row["key"], row["benchmark"]][0],
             "high": ratios[row["key"], row["benchmark"]][1],
         }
@@ -122,7 +123,7 @@ def _published(data: Data) -> list[dict[str, Any]]:
     table = data.published[(data.published["table"] == TABLE) & (data.published["metric"] == FORWARD)]
     return [
         {
-            **row, "panel": style.MODELS[row["scale"]], "benchmark": row["task"], "source": "paper", "key": "",
+            **row, "panel": MODELS[row["scale"]], "benchmark": row["task"], "source": "paper", "key": "",
             "setting": setting_name(row), "low": np.nan, "high": np.nan,
         }
         for row in table.to_dict("records") if row["task"] != AVERAGE
@@ -131,7 +132,7 @@ def _published(data: Data) -> list[dict[str, Any]]:
 
 def _panels(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Models with measurements first; rows by task, then method, as many as a page holds."""
-    order = _numbered((*style.BENCHMARKS, *sorted(set(frame["benchmark"]))))
+    order = _numbered((*BENCHMARKS, *sorted(set(frame["benchmark"]))))
     methods = _numbered((*style.METHOD_STYLES, *sorted(set(frame["method"]))))
     frame = frame.assign(
         task=frame["benchmark"].map(order), kind=frame["method"].map(methods), is_paper=frame["source"] == "paper",
@@ -174,7 +175,7 @@ def _rows(place: Axes, part: pd.DataFrame, known_suffix: str) -> None:
     ticks: list[tuple[float, str, bool]] = []
     y = 0
     for benchmark, rows in part.groupby("benchmark", sort=False):
-        ticks.append((y, style.BENCHMARKS.get(str(benchmark), str(benchmark).replace("_", " ")), True))
+        ticks.append((y, BENCHMARKS.get(str(benchmark), str(benchmark).replace("_", " ")), True))
         for row in rows.to_dict("records"):
             y += 1
             of = style.style(row["method"])

@@ -20,6 +20,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure as Drawing
 
+from harness.analysis.names import BENCHMARKS, METHODS, MODELS, VARIANTS, name
+
 if TYPE_CHECKING:
     from harness.analysis.figures.base import Figure
 
@@ -44,26 +46,18 @@ class Style:
 
 
 METHOD_STYLES = {
-    "ar_sft": Style("AR SFT", "#000000", "s", "-"),
-    "mars": Style("MARS", "#D55E00", "o", "-"),
-    "mars verified": Style("MARS verified", "#E69F00", "D", (0, (4, 1.5))),
-    "block_diffusion": Style("Block Diffusion", "#0072B2", "^", (0, (1, 1))),
-    "jacobi": Style("Jacobi", "#009E73", "v", (0, (5, 1, 1, 1))),
-    "medusa": Style("Medusa", "#CC79A7", "P", (0, (6, 2))),
-    "eagle": Style("EAGLE", "#56B4E9", "X", (0, (3, 1, 1, 1, 1, 1))),
-    "speculative": Style("Speculative", "#5B3A8C", "h", (0, (2, 1))),
+    "ar_sft": Style(METHODS["ar_sft"], "#000000", "s", "-"),
+    "mars": Style(METHODS["mars"], "#D55E00", "o", "-"),
+    "mars verified": Style(METHODS["mars verified"], "#E69F00", "D", (0, (4, 1.5))),
+    "block_diffusion": Style(METHODS["block_diffusion"], "#0072B2", "^", (0, (1, 1))),
+    "jacobi": Style(METHODS["jacobi"], "#009E73", "v", (0, (5, 1, 1, 1))),
+    "medusa": Style(METHODS["medusa"], "#CC79A7", "P", (0, (6, 2))),
+    "eagle": Style(METHODS["eagle"], "#56B4E9", "X", (0, (3, 1, 1, 1, 1, 1))),
+    "speculative": Style(METHODS["speculative"], "#5B3A8C", "h", (0, (2, 1))),
 }
 _COLORS = ("#7F7F7F", "#8C510A", "#01665E", "#762A83", "#B8860B", "#4D4D4D")
 _MARKERS = ("<", ">", "p", "*", "d", "8")
 _LINES = ((0.0, (7.0, 1.0)), (0.0, (1.0, 2.0)), (0.0, (5.0, 3.0)), (0.0, (3.0, 1.0, 1.0, 3.0)))
-
-# Names of models, benchmarks and variants as the paper writes them; others stand for themselves.
-MODELS = {"0.5b": "Qwen2.5-0.5B", "7b": "Qwen2.5-7B"}
-BENCHMARKS = {
-    "ifeval": "IFEval", "bbh": "BBH", "mmlu_pro": "MMLU-Pro", "gpqa_main_cot_zeroshot": "GPQA", "gsm8k_cot": "GSM8K",
-    "humaneval_instruct": "HumanEval", "average": "average", "word_problems": "word problems",
-}  # fmt: skip
-VARIANTS = {"no_sft_loss": "without SFT loss", "base": "not fine-tuned", "compute_matched": "twice the epochs"}
 
 LOOK: dict[str, Any] = {
     "font.family": "DejaVu Sans", "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7,
@@ -89,13 +83,12 @@ def style(method: str) -> Style:
 
 def display(method: str, variant: str | None = None) -> str:
     """A method's name for readers, with its checkpoint where that is not the usual one."""
-    name = style(method).name
-    return f"{name} {VARIANTS.get(variant, variant.replace('_', ' '))}" if variant else name
+    return f"{style(method).name} {name(VARIANTS, variant)}" if variant else style(method).name
 
 
 def panel_title(model: str, benchmark: str) -> str:
     """A model (or the paper's scale) and a benchmark for readers."""
-    return f"{MODELS.get(model, model)}, {BENCHMARKS.get(benchmark, benchmark.replace('_', ' '))}"
+    return f"{MODELS.get(model, model)}, {name(BENCHMARKS, benchmark)}"
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
@@ -11,7 +12,8 @@ from matplotlib.lines import Line2D
 
 from harness.analysis.data import Data
 from harness.analysis.figures.base import Figure
-from harness.analysis.figures.style import METHOD_STYLES, MODELS, PAGE, VARIANTS, display, new_figure, style
+from harness.analysis.figures.style import METHOD_STYLES, PAGE, display, new_figure, style
+from harness.analysis.names import MODELS, VARIANTS
 from harness.analysis.training import HELD_OUT, LOSS
 
 NAME, TITLE = "training_loss", "Training loss"
@@ -33,7 +35,8 @@ def make(data: Data) -> list[Figure]:
     logs = data.training
     measured = set(data.results.cells["model"])
     logs = logs[logs["model"].isin(measured)] if measured & set(logs["model"]) else logs
-    points = logs[[_is_drawn(*pair) for pair in zip(logs["kind"], logs["part"], strict=True)]]
+    drawn = [_is_drawn(*pair) for pair in zip(logs["kind"], logs["part"], strict=True)]
+    points = logs[np.array(drawn, dtype=bool)]  # also where there is none
     points = points.drop(columns=["path", "created"]).reset_index(drop=True)
     missing = "a training log: `python -m harness.train method=mars`"
     return [Figure(NAME, TITLE, "" if points.empty else _caption(points), points, draw, missing)]
