@@ -662,3 +662,33 @@ def test_two_thousand_cells(tmp_path: Path) -> None:
     assert (cells, documents) == (2000, 400_000)
     assert seconds < 40
     assert peak < 2 * 2**30
+
+
+DRAW = textwrap.dedent(
+    """
+    import json, re, sys, time
+    from harness import figures
+    status = figures.main([sys.argv[1], "--out", sys.argv[2]])
+    peak = int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+    print(json.dumps([status, time.process_time(), peak]))
+    """
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_two_thousand_cells_are_drawn(tmp_path: Path) -> None:
+    """Every table and figure of them: 24 s of one core and 0.8 GB when it was written."""
+    made.make_many(tmp_path / "cells", 2000, 200)
+    drawn = tmp_path / "drawn"
+    run = subprocess.run(
+        [sys.executable, "-c", DRAW, str(tmp_path / "cells"), str(drawn)], capture_output=True, text=True, check=True
+    )
+    status, seconds, peak = json.loads(run.stdout.splitlines()[-1])
+    print(f"\n{seconds:.1f} s, peak {peak / 2**20:.0f} MiB")
+    assert status == 0
+    assert {"table4.md", "methods.tex", "fig3.pdf", "equal_quality.png", "speedup.csv"} <= {
+        path.name for path in drawn.iterdir()
+    }
+    assert seconds < 60
+    assert peak < 2 * 2**30
