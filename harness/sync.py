@@ -45,15 +45,38 @@ class Ledger:
         self.path = self.folder / "synced.json"
 
     def read(self) -> dict[str, dict[str, dict[str, str]]]:
-        """Entries (``digest``, ``run``, ``sent``) by destination and key; none, and told so, if it cannot be read."""
+        """Entries (``digest``, ``run``, ``sent``) by destination and key; none, and told so, if the file is damaged.
+
+        Raises:
+            OSError: it cannot be read, which does not mean that nothing was sent.
+        """
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
-            return {where: {key: dict(one) for key, one in sent.items()} for where, sent in found.items()}
+            if not isinstance(found, dict):
+                raise ValueError("not an object")
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            _say(f"{self.path} cannot be read ({error}): nothing counts as sent")
+        except ValueError as error:
+            _say(f"{self.path} is damaged ({error}): nothing counts as sent")
             return {}
+        parts = {where: sent for where, sent in found.items() if isinstance(sent, dict)}
+        return {
+            where: {key: one for key, one in sent.items() if isinstance(one, dict)} for where, sent in parts.items()
+        }
+
+    def check_writable(self) -> None:
+        """Fail before anything is sent where it could not be remembered.
+
+        Raises:
+            UserError: the folder cannot be written.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
+        except OSError as error:
+            allowed = f"a folder that can be written, and {error.filename or self.folder} cannot ({error.strerror})"
+            raise UserError("--dir", str(self.folder.parent), allowed, "--dir FOLDER, with another") from None
 
     def has(self, where: Destination, key: str, digest: str) -> bool:
         """Whether this very content was sent there."""
@@ -68,6 +91,8 @@ class Ledger:
         with file_lock(self.folder / ".synced.lock", on_wait=lambda: None):
             entries = self.read()
             sent = datetime.now(UTC).isoformat(timespec="seconds")
+            if not entries and self.path.exists():  # damaged: somebody may still read from it what was sent
+                self.path.replace(self.path.with_suffix(".damaged"))
             entries.setdefault(_place(where), {})[key] = {"digest": digest, "run": run_id, "sent": sent}
             write_atomically(self.path, json.dumps(entries, indent=1) + "\n")
 
@@ -207,6 +232,9 @@ def _parser() -> argparse.ArgumentParser:
 def _sync(options: argparse.Namespace) -> int:
     from harness.analysis import load  # brings pandas, which a run does without
 
+    if tracking.in_sweep():
+        allowed = "no wandb agent's environment: all cells would become the one run of that sweep"
+        raise UserError("WANDB_SWEEP_ID", os.environ["WANDB_SWEEP_ID"], allowed, "unset WANDB_SWEEP_ID")
     usual = Path(os.environ.get("HARNESS_RESULTS", ROOT / "results"))
     results = load(*(options.folders or [usual]), quiet=True)
     counts: Counter[str] = Counter()
@@ -215,15 +243,19 @@ def _sync(options: argparse.Namespace) -> int:
         counts["left out" if is_copy else "failed"] += 1
         _say(f"{'left out' if is_copy else 'failed'}: {path}: {reason}")
     cells = [StoredCell(Path(path)) for path in dict.fromkeys(results.cells["path"])]
-    for job in _jobs(cells, options, usual):
+
+    def fail(label: str, error: Exception) -> None:  # the others may well go
+        counts["failed"] += 1
+        _say(f"failed: {label}: {type(error).__name__}: {error}")
+
+    for job in _jobs(cells, options, usual, fail):
         try:
             if options.dry_run:
                 is_new = options.force or not Ledger(job.target.directory).has(job.target, job.key, job.digest)
             else:
                 is_new = job.send()
-        except Exception as error:  # the others may well go
-            counts["failed"] += 1
-            _say(f"failed: {job.label}: {type(error).__name__}: {error}")
+        except Exception as error:
+            fail(job.label, error)
             continue
         outcome = ("would be sent" if options.dry_run else "sent") if is_new else "already there"
         counts[outcome] += 1
@@ -244,26 +276,37 @@ class _Job:
     send: Callable[[], bool]
 
 
-def _jobs(cells: Sequence[StoredCell], options: argparse.Namespace, usual: Path) -> Iterator[_Job]:
+def _jobs(
+    cells: Sequence[StoredCell], options: argparse.Namespace, usual: Path, fail: Callable[[str, Exception], None]
+) -> Iterator[_Job]:
     """The cells' runs, then those of their figures.
 
+    Args:
+        fail: told of each cell that has gone since it was listed, or whose record says too little.
+
     Raises:
-        UserError: as ``tracking.destination``, or wandb is disabled.
+        UserError: as ``tracking.destination``, wandb is disabled, or a folder cannot be written.
     """
     targets: dict[Any, Destination | None] = {}
     drawn: dict[Destination, list[tuple[StoredCell, Mapping[str, Any]]]] = {}
     for cell in cells:
-        record = cell.record()
-        settings = _settings(record, options)
+        try:
+            record, digest = cell.record(), _digest(cell)
+            settings = _settings(record, options)
+            label = f"{tracking.title(record)} ({cell.path})"
+        except Exception as error:
+            fail(str(cell.path), error)
+            continue
         place = (settings["project"], settings["entity"], options.dir or _results_folder(cell, usual))
         if place not in targets:
             targets[place] = tracking.destination(settings, place[-1])
+            if targets[place] is not None and not options.dry_run:
+                Ledger(place[-1]).check_writable()
         target = targets[place]
         if target is None:
             raise UserError("WANDB_MODE", "disabled", "online or offline", "--mode offline")
         drawn.setdefault(target, []).append((cell, settings))
-        label = f"{tracking.title(record)} ({cell.path})"
-        yield _Job(label, target, cell.key, _digest(cell), partial(send, cell, settings, target, options.force))
+        yield _Job(label, target, cell.key, digest, partial(send, cell, settings, target, options.force))
     for target, found in drawn.items() if options.figures else ():
         for _, group, part in _experiments(found):
             label = f"figures of {group} ({len(part)} {'cell' if len(part) == 1 else 'cells'})"

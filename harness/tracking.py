@@ -30,7 +30,10 @@ RATIOS = (
     "tokens_per_forward", "tokens_per_forward_task_mean", "positions_per_token", "tokens_per_second",
     "tokens_per_equivalent_forward",
 )  # fmt: skip
+PATIENCE = 30.0  # seconds for a server to answer
+_NOT_IN_A_NAME = "/\\#?%:"  # wandb refuses projects with one of these
 _told: list[Path] = []  # the one line about tracking offline was printed
+_silent: dict[tuple[str | None, str], str] = {}  # entity and project that did not answer in this process, and how
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def destination(settings: Mapping[str, Any], directory: Path) -> Destination | N
     """Where a ``tracking`` config (name, project, entity, mode) sends runs; None: nowhere.
 
     Raises:
-        UserError: ``mode=online`` without a key, or an unknown mode.
+        UserError: ``mode=online`` without a key, an unknown mode, a project that wandb refuses, or no wandb.
     """
     if settings["name"] == "none":
         return None
@@ -71,6 +74,8 @@ def destination(settings: Mapping[str, Any], directory: Path) -> Destination | N
     project, entity = settings["project"], settings["entity"]
     if in_sweep():  # the agent's, which wandb takes whatever else it is told
         project, entity = os.environ.get("WANDB_PROJECT", project), os.environ.get("WANDB_ENTITY", entity)
+    elif not project or len(project) > 128 or any(one in project for one in _NOT_IN_A_NAME):
+        raise UserError("tracking.project", project, f"a name of 1 to 128 characters without any of {_NOT_IN_A_NAME}")
     return Destination(project, entity, mode, directory)
 
 
@@ -152,12 +157,21 @@ def _open(target: Destination, run_id: str, **arguments: Any) -> Any:
     import wandb
 
     target.directory.mkdir(parents=True, exist_ok=True)
-    quiet = wandb.Settings(silent=True, quiet=True, console="off", x_disable_stats=True, disable_git=True)
+    where = (target.entity, target.project)
+    if target.mode == "online" and where in _silent:  # waiting again for each of many cells would take hours
+        raise ConnectionError(f"wandb did not answer before ({_silent[where]})")
+    quiet = wandb.Settings(
+        silent=True, quiet=True, console="off", x_disable_stats=True, disable_git=True, init_timeout=PATIENCE
+    )
     place: dict[str, Any] = {}  # the agent's environment has it
     if not in_sweep():
         resume = "allow" if target.mode == "online" else None  # offline there is nothing to resume
         place = {"id": run_id, "project": target.project, "entity": target.entity, "resume": resume}
-    return wandb.init(**place, **arguments, dir=str(target.directory), mode=target.mode, settings=quiet)
+    try:
+        return wandb.init(**place, **arguments, dir=str(target.directory), mode=target.mode, settings=quiet)
+    except wandb.errors.CommError as error:
+        _silent[where] = " ".join(str(error).split())
+        raise
 
 
 def _spread(documents: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
@@ -212,7 +226,8 @@ def _mode(wanted: str | None, directory: Path) -> Literal["online", "offline", "
     if wanted == "disabled":
         return "disabled"
     if wanted not in (None, "online", "offline"):
-        raise UserError("tracking.mode", wanted, "online or offline")
+        key = "WANDB_MODE" if wanted == os.environ.get("WANDB_MODE") else "tracking.mode"
+        raise UserError(key, wanted, "online, offline or disabled" if key == "WANDB_MODE" else "online or offline")
     if wanted != "offline" and _has_key():
         return "online"
     if wanted == "online":
@@ -227,6 +242,9 @@ def _mode(wanted: str | None, directory: Path) -> Literal["online", "offline", "
 
 
 def _has_key() -> bool:
-    import wandb
-
+    try:
+        import wandb
+    except Exception as error:  # not installed, or broken: a package that it needs may have another version
+        told = f"needs wandb, which cannot be imported ({type(error).__name__}: {error})"
+        raise UserError("tracking", "wandb", told, "pip install wandb, or tracking=none") from None
     return wandb.login(prompt=False, verify=False)

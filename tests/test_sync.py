@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import omegaconf
 import pytest
 import run_fakes
 import synthetic_records as synthetic
@@ -23,7 +25,7 @@ from test_results import record
 from test_tracking import SWEEP, FakeWandb
 from test_tracking import wandb as wandb  # the fixture
 
-from harness import grid, sync, tracking
+from harness import grid, run, sync, tracking
 from harness.config import CONF, ROOT
 from harness.results.store import StoredCell, write_atomically
 
@@ -122,6 +124,66 @@ def test_mistakes_and_disabled_wandb(
     assert not wandb.runs
 
 
+def test_what_cannot_work_is_told_before_anything_is_sent(
+    wandb: FakeWandb, results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (results / "file").write_text("")
+    for project in ("a/b", "", "x" * 129):
+        assert sync.main([str(results), "--project", project]) == 2
+        assert f"tracking.project={project!r}" in capsys.readouterr().err
+    assert sync.main([str(results), "--dir", str(results / "file")]) == 2
+    assert "a folder that can be written" in capsys.readouterr().err
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
+    assert sync.main([str(results)]) == 2
+    assert "unset WANDB_SWEEP_ID" in capsys.readouterr().err
+    monkeypatch.delenv("WANDB_SWEEP_ID")
+    monkeypatch.setenv("WANDB_MODE", "dryrun")
+    assert sync.main([str(results)]) == 2
+    assert "WANDB_MODE='dryrun'" in capsys.readouterr().err
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setitem(sys.modules, "wandb", None)  # type: ignore[arg-type]
+    assert sync.main([str(results)]) == 2
+    assert "wandb, which cannot be imported (ModuleNotFoundError" in capsys.readouterr().err
+    assert not wandb.runs
+
+
+def test_a_server_that_does_not_answer_is_waited_for_once(
+    wandb: FakeWandb, results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep of many cells would wait for each of them; offline goes on."""
+    waited: list[float] = []
+
+    def init(settings: dict[str, Any], **_: Any) -> None:
+        waited.append(settings["init_timeout"])
+        raise wandb.errors.CommError("no such\nhost")
+
+    monkeypatch.setattr(tracking, "_silent", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(wandb, "init", init)
+        patch.setattr(wandb, "key", True)
+        assert sync.main([str(results)]) == 1
+        assert waited == [tracking.PATIENCE]
+        assert capsys.readouterr().err.count("no such host") == 2
+    assert sync.main([str(results)]) == 0, "nothing of it counted as sent"
+    assert len(wandb.runs) == 3
+
+
+def test_a_cell_that_goes_while_others_are_sent_fails_alone(
+    wandb: FakeWandb, results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, last = sorted(results.glob("runs/[0-9a-f]*"))
+    title = tracking.title
+
+    def remove(record: Any) -> str:
+        shutil.rmtree(last, ignore_errors=True)
+        return title(record)
+
+    monkeypatch.setattr(tracking, "title", remove)
+    assert sync.main([str(first), str(second), str(last)]) == 1
+    assert sorted(ids(wandb)) == [first.name, second.name]
+    assert f"failed: {last}: FileNotFoundError" in capsys.readouterr().err
+
+
 def test_what_a_cell_ran_with_is_kept(wandb: FakeWandb, results: Path) -> None:
     path = next(iter(results.glob("runs/*/record.json")))
     made = json.loads(path.read_text())
@@ -146,8 +208,15 @@ def test_a_ledger_that_cannot_be_read_is_told(
     assert sync.main([str(results)]) == 0
     assert len(wandb.runs) == 6
     assert "nothing counts as sent" in capsys.readouterr().err
+    assert (results / "wandb" / "synced.damaged").read_text() == "[]", "what could be read from it is not lost"
     assert sync.main([str(results)]) == 0
     assert len(wandb.runs) == 6
+    ledger = json.loads((results / "wandb" / "synced.json").read_text())
+    one, *_ = ledger["offline multi-token-harness"]
+    ledger["offline multi-token-harness"][one] = None
+    (results / "wandb" / "synced.json").write_text(json.dumps(ledger | {"comment": "by hand"}))
+    assert sync.main([str(results)]) == 0
+    assert ids(wandb)[6:] == [one], "one broken entry loses no other"
 
 
 def _send_all(results: Path, sent: Path, turn: int) -> None:
@@ -211,14 +280,36 @@ def tracked(tmp_path: Path, *overrides: str) -> list[str]:
     return [*(o for o in settings(tmp_path) if o != "tracking=none"), *overrides]
 
 
+def with_tracking(plan: grid.Plan, name: str, value: Any) -> grid.Plan:
+    """The same sweep, one setting of its tracking changed."""
+    for cell in plan.cells:
+        omegaconf.OmegaConf.update(cell.cfg, f"tracking.{name}", value)
+    return plan
+
+
 def test_a_sweep_sends_its_cells_and_then_its_figures_once(
-    evaluation: FakeEvaluation, wandb: FakeWandb, drawn: list[set[str]], tmp_path: Path
+    evaluation: FakeEvaluation,
+    wandb: FakeWandb,
+    drawn: list[set[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sweep = ["-m", "method=mars,ar_sft", *tracked(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(sync, "draw", lambda *_: 1 / 0)
+        assert command(*sweep) == 0, "trouble with figures fails nothing"
+    assert "figures were not tracked (ZeroDivisionError" in capsys.readouterr().err
+    plan = grid.make_plan(sweep[1:], multirun=True)
+    for name, value, usual in (("figures", False, True), ("name", "none", "wandb")):
+        run._track_figures(with_tracking(plan, name, value))
+        with_tracking(plan, name, usual)
+    assert command("method=mars", *tracked(tmp_path)) == 0, "one cell is no sweep"
+    assert not drawn
+    keys = {one.arguments["id"] for one in wandb.runs}
+    assert len(wandb.runs) == len(keys) == 2
     assert command(*sweep) == 0
-    *cells, figures = wandb.runs
-    keys = {run.arguments["id"] for run in cells}
-    assert len(cells) == len(keys) == 2
+    [*_, figures] = wandb.runs
     assert drawn == [keys]
     assert figures.arguments["job_type"] == "figures"
     assert figures.arguments["group"] == "quick"
@@ -231,27 +322,9 @@ def test_a_sweep_sends_its_cells_and_then_its_figures_once(
     assert command(*sweep) == 0
     assert sync.main([str(tmp_path / "results"), "--figures"]) == 0
     assert len(wandb.runs) == 3, "all of it is there"
-    assert command("-m", "method=mars", "tau=0.7,0.95", *tracked(tmp_path)) == 0
-    assert [run.arguments["job_type"] for run in wandb.runs[3:]] == ["eval", "figures"], "another set of cells"
+    run._track_figures(dataclasses.replace(plan, cells=plan.cells[:1]))
+    assert [one.arguments["job_type"] for one in wandb.runs[3:]] == ["figures"], "another set of cells"
     assert wandb.runs[-1].arguments["id"] != figures.arguments["id"]
-
-
-def test_figures_can_be_left_out_and_fail_nothing(
-    evaluation: FakeEvaluation,
-    wandb: FakeWandb,
-    drawn: list[set[str]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sweep = ["-m", "method=mars,ar_sft", *tracked(tmp_path)]
-    assert command(*sweep, "tracking.figures=false") == 0
-    assert command("method=mars", *tracked(tmp_path)) == 0, "one cell is no sweep"
-    assert not drawn
-    monkeypatch.setattr(sync, "draw", lambda *_: 1 / 0)
-    assert command(*sweep) == 0
-    assert "figures were not tracked (ZeroDivisionError" in capsys.readouterr().err
-    assert {run.arguments["job_type"] for run in wandb.runs} == {"eval"}
 
 
 def test_experiments_are_drawn_apart(wandb: FakeWandb, results: Path, drawn: list[set[str]]) -> None:
@@ -294,13 +367,12 @@ def test_an_agents_command_is_one_cell(
     assert command("-m", "method=mars,ar_sft", *tracked(tmp_path)) == 2
     assert "one cell under a wandb agent" in capsys.readouterr().err
     assert not evaluation.generated
-    assert command("-m", "method=mars,ar_sft", *tracked(tmp_path, "tracking=none")) == 0
+    run._check_agent(grid.make_plan(["method=mars,ar_sft", *tracked(tmp_path, "tracking=none")], multirun=True))
 
 
 def agents_commands(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     """What wandb's own agent would start for every combination of a sweep's values."""
     from wandb import wandb_agent
-    from wandb.sdk.launch.sweeps.utils import load_sweep_config
 
     started: list[list[str]] = []
     monkeypatch.setattr(
@@ -308,8 +380,7 @@ def agents_commands(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     )
     for name, value in {**SWEEP, "WANDB_DIR": str(tmp_path), "WANDB_SWEEP_PARAM_PATH": ""}.items():
         monkeypatch.setenv(name, value)  # the agent sets some; all of them go with the test
-    sweep = load_sweep_config(str(path))
-    assert sweep is not None
+    sweep = yaml.safe_load(path.read_text(encoding="utf-8"))  # as ``wandb sweep`` does
     assert sweep["method"] == "grid"
     agent = wandb_agent.Agent(api=None, queue=None)
     agent._sweep_command = sweep["command"]
@@ -320,6 +391,18 @@ def agents_commands(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     return started
 
 
+def cell_of(overrides: list[str], others: list[str], other: grid.Cell) -> grid.Cell:
+    """The cell of a command line; where it chooses the same groups as another's, nothing is composed again."""
+    changed = [one.partition("=") for one in overrides if one not in others]
+    if {name for name, _, _ in changed} & {"method", "model", "suite"}:
+        [found] = grid.make_plan(overrides, multirun=False).cells
+        return found
+    cfg = other.cfg.copy()
+    for name, _, value in changed:
+        omegaconf.OmegaConf.update(cfg, name, yaml.safe_load(value))
+    return grid.make_cell(cfg)
+
+
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_sweeps_are_what_an_agent_can_run(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     commands = agents_commands(path, monkeypatch, tmp_path)
@@ -327,13 +410,10 @@ def test_sweeps_are_what_an_agent_can_run(path: Path, monkeypatch: pytest.Monkey
         assert one[:4] == ["/usr/bin/env", "python", "-m", "harness.run"]
     overrides = [one[4:] for one in commands]
     assert len({tuple(one) for one in overrides}) == len(commands) > 1
-    swept = {key for one in overrides for key in set(one) ^ set(overrides[0])}
-    keys = set()
-    for one in (overrides[0], overrides[-1]):
-        [found] = grid.make_plan(one, multirun=False).cells
-        keys.add(found.key)
-        assert found.cfg.tracking.name == "wandb"
-    assert len(keys) == 2, f"{swept} make cells of their own"
+    [first] = grid.make_plan(overrides[0], multirun=False).cells
+    assert first.cfg.tracking.name == "wandb"
+    cells = [first, *(cell_of(one, overrides[0], first) for one in overrides[1:])]  # each of them is valid
+    assert len({cell.key for cell in cells}) == len(cells), "each is a cell of its own"
     optimised = yaml.safe_load(path.read_text())["metric"]["name"]
     assert optimised in tracking.summary(record([document(0)]))
 

@@ -28,7 +28,9 @@ class FakeWandb(SimpleNamespace):
     """Remembers every run; ``key`` says whether one is configured."""
 
     def __init__(self, key: bool = False) -> None:
-        super().__init__(runs=[], open=0, key=key)
+        super().__init__(
+            runs=[], open=0, key=key, errors=SimpleNamespace(CommError=type("CommError", (Exception,), {}))
+        )
 
     def login(self, **_: Any) -> bool:
         return self.key
