@@ -44,9 +44,12 @@ def tokens_of(text: str, width: int) -> tuple[list[int], list[int]]:
     return [*lengths[:2], 0, *lengths[2:]], ends
 
 
-def write(root: Path, method: str, axes: dict[str, Any], texts: list[str], scores: list[float], n: int) -> str:
-    """A cell of word problems that answered these; returns its run key."""
+def write(
+    root: Path, method: str, axes: dict[str, Any], texts: list[str], scores: list[float], n: int, **asked: Any
+) -> str:
+    """A cell of word problems that answered these, asked as usual but for some; returns its run key."""
     of = made.identity(method, axes)
+    of["suite"]["tasks"]["word_problems"] |= asked
     rows = made.documents(of, len(texts), made.QUICK, np.random.default_rng(0))
     for row, text, score in zip(rows, texts, scores, strict=True):
         lengths, ends = tokens_of(text, 1 if method == "ar_sft" else 3)
@@ -411,7 +414,43 @@ def cut_at(steps: list[str], place: int) -> Iterator[tuple[str, ...]]:
 
 def printable(text: str) -> str:
     """As the page shows control characters."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f]", lambda m: chr(0x2400 + ord(m[0])), text).replace("\x7f", "\u2421")
+    text = re.sub(r"[\x00-\x08\x0b-\x1f]", lambda m: chr(0x2400 + ord(m[0])), text).replace("\x7f", "\u2421")
+    return text.replace("\u202e", "⟨202E⟩").replace("\u2028", "⟨2028⟩")
+
+
+def test_a_browser_shows_part_of_a_very_long_answer_and_what_was_asked_differently(
+    chromium: browser.Browser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fakes(monkeypatch)
+    long = "x" * 300_000
+    a = write(tmp_path, *made.AR, [long + "y" + long, "one", "two"], [1.0] * 3, 0)
+    other = {"num_fewshot": 5, "data": {"word_problems": "other"}}
+    b = write(tmp_path, *made.METHODS[2], [long + "z", "one"], [0.0, 1.0], 1, **other)
+    odd = {"loss": float("nan"), "bound": float("inf")}
+    made.edit(tmp_path / "runs" / b, lambda found: found["provenance"].update(odd))
+    path = tmp_path / "report.html"
+    made_page = make_page(open_data(tmp_path))
+    path.write_text(made_page.html, encoding="utf-8")
+    assert "records" not in made_page.failed, "JSON in a browser has no NaN, and a record may"
+    chromium.open(path)
+    chromium.click(f'tr:has(a[href="#cell-{a}"]) button[data-side="a"]')
+    chromium.click(f'tr:has(a[href="#cell-{b}"]) button[data-side="b"]')
+    chromium.wait("document.querySelectorAll('.answer').length === 2")
+    asked, fewer = chromium.texts("#compare-summary .notice")
+    assert "documents; number of examples in the prompt (A 0, B 5)" in asked
+    assert fewer == "A has 3 documents and B 2; compared are those of both."
+    for text, letter in zip(chromium.texts(".answer"), "yz", strict=True):
+        assert f"x◆{letter}" in text
+        assert len(text) < 21_000
+        assert text.startswith("295,000 characters before are not shown")
+    chromium.run(f"location.hash = '#cell-{b}'")
+    chromium.wait("document.querySelector('#cell').open")
+    assert '"bound": "Infinity"' in chromium.run("document.querySelector('#cell').textContent")
+    for place in ("#%E0%", "#cell-__proto__"):
+        chromium.run(f"location.hash = '{place}'")
+        chromium.wait("!document.querySelector('#cell').open")
+    assert chromium.run("[signed(-0.04, 1), signed(0.04, 1), signed(-0.06, 1)]") == ["0.0", "0.0", "−0.1"]
+    assert_quiet(chromium, path)
 
 
 @pytest.mark.parametrize("count", [0, 1])

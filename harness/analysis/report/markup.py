@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.analysis.grids import EMPTY
 
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # the last turn what is read
 
 
 def escape(value: object) -> str:

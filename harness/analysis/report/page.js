@@ -15,14 +15,17 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-// Control characters are shown as their pictures (U+2400 …), halves of characters as U+FFFD.
+// Control characters are shown as their pictures (U+2400 …), halves of characters as U+FFFD, and what has no picture by
+// its number: what would turn the reading direction, or could not be seen where two texts differ in nothing else.
 const visible = (text) => text
   .replace(/[\0-\x08\x0b-\x1f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)))
   .replace(/\x7f/g, "\u2421")
+  .replace(/[\x80-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g,
+    (c) => `⟨${c.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`)
   .replace(/[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g, "\ufffd");
 
-const fixed = (value, digits) => value.toFixed(digits).replace("-", "−");
-const signed = (value, digits) => (value > 0 ? "+" : "") + fixed(value, digits);
+const fixed = (value, digits) => value.toFixed(digits).replace(/^-(?=0\.?0*$)/, "").replace("-", "−");
+const signed = (value, digits) => (Number(value.toFixed(digits)) > 0 ? "+" : "") + fixed(value, digits);
 const grouped = (value) => String(value).replace(/\B(?=(\d{3})+$)/g, ",");
 const known = (value) => value !== null && value !== undefined;
 const points = (delta) => `${signed(100 * delta[0], 1)} [${signed(100 * delta[1], 1)}, ${signed(100 * delta[2], 1)}]`;
@@ -350,6 +353,29 @@ const FILTERS = [
   ["neither", "both wrong", (pair) => pair.a === 0 && pair.b === 0],
 ];
 
+const CUT = ["length", "context"];
+
+// What two cells were asked or allowed differently, so that their paired difference is not of the decoding alone.
+const ASKED = { data: "documents", version: "version of the task", num_fewshot: "number of examples in the prompt",
+  headline: "metric", max_gen_toks: "limit of tokens" };
+
+function unlike(sides) {
+  const [a, b] = sides.map((row) => {
+    const place = index.records[row.key]?.sections?.identity?.suite;
+    const suite = known(place) ? index.values[place] : null;
+    return { ...suite?.tasks?.[row.benchmark], max_gen_toks: suite?.max_gen_toks };
+  });
+  const found = Object.entries(ASKED).filter(([name]) => known(a[name]) && known(b[name]) &&
+    JSON.stringify(a[name]) !== JSON.stringify(b[name])).map(([name, words]) => typeof a[name] === "object" ? words :
+    `${words} (A ${a[name]}, B ${b[name]})`);
+  const notes = found.length ? [`Not only the decoding differs, but what was asked: ${visible(found.join("; "))}.`] : [];
+  if (sides[0].n !== sides[1].n) {
+    notes.push(`A has ${grouped(sides[0].n)} documents and B ${grouped(sides[1].n)}; compared are those of both.`);
+  }
+  if (sides[0].model !== sides[1].model) notes.push("Two models: each counts tokens of its own tokenizer.");
+  return notes;
+}
+
 function summarise(sides) {
   const { block, pairs } = shown;
   if (!pairs.length) {
@@ -366,12 +392,14 @@ function summarise(sides) {
   const test = p === null ? "" : `; McNemar's exact p\u00a0${p < 0.001 ? "<\u00a00.001" : `=\u00a0${p.toFixed(3)}`}`;
   const withTexts = pairs.filter((pair) => pair.texts), same = withTexts.filter((pair) => pair.same).length;
   const equal = withTexts.length ? ` The texts are the same on ${grouped(same)} of ${grouped(withTexts.length)}.` : "";
+  const cut = cells.map((cell, k) => places[k].filter((place) => CUT.includes(block.finish[cell.finish[place]])).length);
   const line = (name, values) => element("tr", {}, element("th", { scope: "row" }, name),
     ...values.map((value) => element("td", { class: "number" }, value)));
   const rates = cells.map((cell, k) => [sum(cell.tokens, places[k]), sum(cell.forwards, places[k])]);
   $("compare-summary").replaceChildren(
     element("p", { class: "finding", id: "compare-finding" }, element("strong", {}, "A − B: ",
       `${points([difference.value, difference.low, difference.high])} points`), `, ${verdict}.`),
+    ...unlike(sides).map((text) => element("p", { class: "notice" }, text)),
     element("p", {}, `On ${grouped(pairs.length)} documents that both answered: A alone right (or higher) on ` +
       `${grouped(difference.wins)}, B alone on ${grouped(difference.losses)}${test}.${equal}`),
     element("div", { class: "scroll" }, element("table", {},
@@ -383,7 +411,8 @@ function summarise(sides) {
         line("tokens per forward on these documents",
           rates.map(([tokens, forwards]) => (forwards && tokens ? fixed(tokens / forwards, 2) : ""))),
         line("mean tokens of an answer",
-          rates.map(([tokens]) => (tokens ? fixed(tokens / pairs.length, 1) : "")))))),
+          rates.map(([tokens]) => (tokens ? fixed(tokens / pairs.length, 1) : ""))),
+        line("answers cut at a limit", cut.map((count, k) => (rates[k][0] ? grouped(count) : "")))))),
     element("p", { class: "small" }, `95 % interval: ${difference.how}. ` +
       (difference.how.includes("bootstrap") ? "Drawn here, so its ends may differ from the tables' in the last digit. " : "") +
       "One of many possible pairs: no correction for looking at several is made."),
@@ -428,7 +457,8 @@ function showDocument(place) {
   if (differsAt >= 0) $("compare-legend").append("◆ is where the texts first differ.");
 }
 
-const quote = (text) => (typeof text === "number" ? "hidden (gated benchmark)" : visible(text));
+const quote = (text) => (typeof text === "number" ? "hidden (gated benchmark)" : text.length <= 2000 ? visible(text) :
+  visible(`${text.slice(0, 2000)} … (${grouped(text.length)} characters)`));
 
 // Everything that is known of one answer; a number in place of a text is one of a gated benchmark.
 function answer(key, i) {
@@ -487,6 +517,8 @@ function side(name, one, differsAt, forward) {
     where, answerText(one, differsAt));
 }
 
+const LONGEST = 20000; // characters of an answer that are shown
+
 function answerText(one, differsAt) {
   const box = element("div", { class: "answer", tabindex: "0" });
   const note = (text) => box.append(element("span", { class: "hidden-text" }, text));
@@ -495,20 +527,24 @@ function answerText(one, differsAt) {
   else if (!known(one.text)) note("no text in this record");
   if (!one.characters) return box;
   if (!one.characters.length && !one.tokens) note("nothing was generated");
-  const steps = one.steps || [{ tokens: null, start: 0, stop: one.characters.length }];
+  // A browser stands still over hundreds of thousands of steps: of such an answer a part is shown, around the difference.
+  const size = one.characters.length, from = differsAt > LONGEST / 2 ? differsAt - LONGEST / 4 : 0, to = from + LONGEST;
+  if (from) note(`${grouped(from)} characters before are not shown … `);
+  const steps = one.steps || [{ tokens: null, start: 0, stop: size }];
   let idle = 0, isMarked = false;
   const diverge = () => {
     isMarked = true;
     box.append(element("span", { class: "divergence", role: "img", "aria-label": "the texts first differ here" }, "◆"));
   };
   steps.forEach((step, i) => {
+    if (step.stop < from || step.start > to) return;
     if (step.tokens === 0) { idle++; return; }
     const before = idle ? `, after ${idle} that committed none` : "";
     idle = 0;
     const title = step.tokens === null ? null : `forward ${i + 1}: ${step.tokens} token${step.tokens === 1 ? "" : "s"}${before}`;
     const style = step.tokens === null ? "" : `step ${shade(step.tokens, i)}`;
     const span = (start, stop, more) => box.append(element("span", { class: style + more, title },
-      visible(one.characters.slice(start, stop).join(""))));
+      visible(one.characters.slice(Math.max(start, from), Math.min(stop, to)).join(""))));
     const isHere = differsAt >= step.start && differsAt < step.stop && !isMarked;
     if (isHere && differsAt > step.start) span(step.start, differsAt, "");
     if (isHere) diverge();
@@ -517,6 +553,7 @@ function answerText(one, differsAt) {
     else if (step.tokens && step.start === step.stop) box.append(element("span", { class: `${style} end`, title }, "end"));
   });
   if (differsAt >= 0 && !isMarked) diverge();
+  if (size > to) note(` … ${grouped(size - to)} characters after are not shown`);
   return box;
 }
 
@@ -525,7 +562,7 @@ const shade = (tokens, i) => `s${tokens <= 4 ? tokens : tokens <= 8 ? 5 : 6}${"a
 // ---------------------------------------------------------------- wiring
 
 function route() {
-  const name = decodeURIComponent(location.hash.slice(1));
+  const name = location.hash.slice(1); // a run key is plain letters and digits
   if (name.startsWith("cell-")) showCell(name.slice(5));
   else if ($("cell").open) $("cell").close();
 }

@@ -67,12 +67,12 @@ def make_page(data: Data, limit: int = LIMIT) -> Page:
     index: dict[str, object] = {
         "cells": {"columns": [], "rows": []}, "values": [], "records": {}, "names": names.METHODS | names.BENCHMARKS,
     }  # fmt: skip
-    fill["lost"] += attempt("list of cells", lambda: _put(index, "cells", records.rows(data)))
+    fill["lost"] += attempt("list of cells", lambda: _update(index, {"cells": records.rows(data)}))
     fill["lost"] += attempt("records", lambda: _update(index, records.records(data)))
     blocks: dict[str, str] = {}
     kept: int | None = None
     index["blocks"] = []
-    room = limit - sum(map(len, fill.values())) - len(packed(index)) - 100_000
+    room = limit - sum(len(part.encode()) for part in fill.values()) - len(packed(index)) - 100_000
 
     def pack() -> str:
         nonlocal blocks, kept
@@ -118,11 +118,7 @@ def _figures(data: Data, attempt: Callable[[str, Callable[[], str]], str]) -> st
     return parts.figures(make_figures(data), attempt)
 
 
-def _put(index: dict[str, object], name: str, value: object) -> str:
-    index[name] = value
-    return ""
-
-
 def _update(index: dict[str, object], values: Mapping[str, object]) -> str:
+    packed(values)  # what cannot be packed fails here, as the part that it is
     index.update(values)
     return ""

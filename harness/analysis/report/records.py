@@ -45,7 +45,7 @@ def rows(data: Data) -> dict[str, Any]:
     others = _others(cells)
     found = []
     for row, told in zip(cells.to_dict("records"), others, strict=True):
-        plain = [None if row[name] is pd.NA else row[name] for name in SHOWN]
+        plain = [None if pd.isna(row[name]) else row[name] for name in SHOWN]
         found.append([*plain, told, _delta(data, str(row["key"]), str(row["benchmark"]))])
     return {"columns": [*SHOWN, "others", "delta"], "rows": found}
 
@@ -97,7 +97,8 @@ def records(data: Data) -> dict[str, Any]:
 
 def _record(path: str, keep: Callable[[Any], int]) -> dict[str, Any]:
     try:
-        record = json.loads((Path(path) / "record.json").read_text(encoding="utf-8"))
+        text = (Path(path) / "record.json").read_text(encoding="utf-8")
+        record = json.loads(text, parse_constant=str)  # a NaN is shown as the word: JSON in the browser has none
     except (OSError, ValueError) as error:
         return {"path": path, "error": f"record.json cannot be read any more: {error}"}
     sections = {
