@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.analysis import grids
-from harness.analysis.data import REFERENCE, RESULTS, Data, open_data
+from harness.analysis.data import RESULTS, Data, open_named
 from harness.analysis.figures import Figure, make_figures, style
 from harness.analysis.papertables import make_tables
 from harness.errors import UserError
+from harness.results.store import write_atomically
 
 OUT = RESULTS / "figures"
 CAPTIONS = "captions.md"
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        data = _open(options.folders)
+        data = open_named(options.folders, quiet=True)
         report = write(data, options.out, options.only)
     except UserError as error:
         print(error, file=sys.stderr)
@@ -68,20 +69,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=OUT, help="where to write (default: results/figures)")
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="these tables and figures: table4 fig3 …")
     return parser
-
-
-def _open(folders: Sequence[Path]) -> Data:
-    """The records, or without any the paper's numbers alone.
-
-    Raises:
-        UserError: a folder that is not there.
-    """
-    for folder in folders:
-        if not folder.is_dir():
-            raise UserError("FOLDER", str(folder), "a results folder, such as results/runs")
-    if not folders and not any(path.is_dir() for path in (REFERENCE, RESULTS / "runs")):
-        folders = [RESULTS]
-    return open_data(*folders, quiet=True)
 
 
 def write(data: Data, out: Path, only: Sequence[str] = ()) -> Report:
@@ -113,10 +100,10 @@ def write(data: Data, out: Path, only: Sequence[str] = ()) -> Report:
                 _write(one, out, report)
         if not only:
             text = "\n".join(f"## {one.name}: {one.title}\n\n{one.caption}\n" for one in figures if len(one.points))
-            (out / CAPTIONS).write_text(text, encoding="utf-8")
+            write_atomically(out / CAPTIONS, text)
             report.written["captions"], report.titles["captions"] = [out / CAPTIONS], "What each figure shows"
     except OSError as error:
-        allowed = f"a folder that can be written to ({error.strerror})"
+        allowed = f"a folder that can be written to and has room ({error.strerror})"
         raise UserError("--out", str(out), allowed) from None
     return report
 
@@ -140,7 +127,7 @@ def _save_table(table: grids.Table, out: Path) -> list[Path]:
     paths = []
     for suffix, convert in WRITERS.items():
         path = out / f"{table.name}.{suffix}"
-        path.write_text(convert(table), encoding="utf-8")
+        write_atomically(path, convert(table))
         paths.append(path)
     return paths
 

@@ -512,11 +512,16 @@ def test_without_results_the_published_numbers_are_all(capsys, tmp_path):
     assert "Measured on" not in found
 
 
+def test_a_folder_that_is_not_there_is_told(capsys, tmp_path):
+    assert claims.main([str(tmp_path / "nowhere")]) == 2
+    assert "FOLDER=" in capsys.readouterr().err
+
+
 def test_the_command(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     folder = str(measured_folder(tmp_path / "results"))
-    claims.main([folder])
+    assert claims.main([folder]) == 0
     board = capsys.readouterr().out
     assert board.index("published numbers") < board.index("Measured on tiny (tiny)")
     claims.main([folder, "--gaps"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -331,6 +332,29 @@ def test_damage_is_told_and_the_rest_is_loaded(
     described(results)
     load(copy, quiet=True).documents  # noqa: B018
     assert capsys.readouterr().err == ""
+
+
+def test_names_that_are_no_text_are_told(copy: Path) -> None:
+    path = folders(copy)[0]
+    os.rename(path, os.fsencode(path) + b"\xff")
+    results = load(copy, quiet=True)
+    assert len(set(results.cells["key"])) == len(made.METHODS) - 1
+    [problem] = results.problems.to_dict("records")
+    assert problem == {"path": f"{path}\\xff", "reason": "the name of its folder is not UTF-8"}
+
+
+def test_folders_that_may_not_be_read_are_told(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folders(copy)[0]
+    monkeypatch.setattr(os, "access", lambda one, mode: Path(one) != path)
+    [problem] = load(copy, quiet=True).problems.to_dict("records")
+    assert problem == {"path": str(path), "reason": "cannot be read: Permission denied"}
+
+
+def test_no_benchmark_is_called_as_their_mean(copy: Path) -> None:
+    path = folders(copy)[0]
+    made.edit(path, lambda found: found["benchmarks"].update(average=found["benchmarks"].pop("bbh")))
+    [problem] = load(copy, quiet=True).problems.to_dict("records")
+    assert "a benchmark is called average" in problem["reason"]
 
 
 def test_all_damages_at_once(copy: Path) -> None:

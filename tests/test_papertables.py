@@ -443,6 +443,34 @@ def test_most_documents_stand_for_a_row(tmp_path: Path) -> None:
     assert (row["key"], row["n"]) == (long[1], 30)
 
 
+def test_a_row_is_of_one_training(tmp_path: Path) -> None:
+    """That with most documents, of equal ones the newest; the overview has both and tells them apart."""
+    world = World(tmp_path)
+    keys = {
+        (weights, tau): world.add("mars", MARS | {"tau": tau}, bool, n=n, checkpoint=weights * 16)
+        for weights, tau, n in (("a", 1.0, 30), ("b", 1.0, 30), ("b", 0.95, 30), ("a", 0.95, 12), ("a", 0.5, 12))
+    }
+    found = tables_of(tmp_path)
+    scores = measured(found["table8"]).query("metric == 'score'")
+    assert sorted(scores["key"]) == sorted([keys["b", 1.0], keys["b", 0.95]]), "the old one's τ = 0.5 is no point of it"
+    assert number(found["table4"], scale="tiny", metric="delta")["reference"] == keys["b", 1.0]
+    shown = [row[1] for row in found["methods"].grids[0].rows]
+    assert sum("weights aaaaaaaa" in text for text in shown) == 3
+    assert sum("weights bbbbbbbb" in text for text in shown) == 2
+
+
+def test_odd_options_of_own_methods_tell_rows_apart(tmp_path: Path) -> None:
+    """Also where they are called as those of a method that has columns for them, and hold words for numbers."""
+    world = World(tmp_path)
+    for drafts in ("auto", 3):
+        world.add("lookup", {"num_drafts": drafts, "window_length": drafts}, bool, n=5)
+    world.add("speculative", SPECULATIVE | {"num_drafts": "auto"}, bool, n=5)
+    labels = [row[0] for row in tables_of(tmp_path)["methods"].grids[0].rows]
+    assert labels == [
+        "Speculative AR → AR", "lookup num_drafts=3 window_length=3", "lookup num_drafts=auto window_length=auto",
+    ]  # fmt: skip
+
+
 def test_options_tell_rows_apart(tmp_path: Path) -> None:
     world = World(tmp_path)
     for n in (16, 64):

@@ -80,7 +80,10 @@ def read_cell(path: Path) -> LoadedCell:
         Damage: anything that keeps the cell from being used.
     """
     try:
+        str(path).encode()
         content = (path / "record.json").read_bytes()
+    except UnicodeEncodeError:
+        raise Damage("the name of its folder is not UTF-8") from None
     except OSError as error:
         raise Damage(f"record.json cannot be read: {error.strerror}") from None
     try:
@@ -155,6 +158,8 @@ def _rows(record: Record, path: str) -> list[dict[str, Any]]:
     """The cell's rows of the frame ``cells``: one for each benchmark, and one for all where there are several."""
     if not record.benchmarks:
         raise ValueError("no benchmark was measured")
+    if AVERAGE in record.benchmarks:
+        raise ValueError(f"a benchmark is called {AVERAGE}, as the mean of benchmarks is")
     if not isinstance(record.created, str):
         raise ValueError("created is no text")
     shared = _shared(record) | {"path": path}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.grids import ABSENT, Grid, Table
@@ -82,14 +82,28 @@ def _row(source: Source, cell: Cell, task: str) -> _Row:
 
 def _grid(title: str, rows: Sequence[_Row]) -> Grid:
     differing = [one for one in _SETTINGS if len({row.cell.place[one] for row in rows}) > 1]
-    return Grid(title, HEADER, tuple(tuple(_texts(row, differing)) for row in rows), 2)
+    trainings: dict[Hashable, set[str | None]] = {}
+    for row in rows:
+        trainings.setdefault(_trained(row.cell), set()).add(row.cell.place["checkpoint"])
+    several = {place for place, found in trainings.items() if len(found) > 1}
+    texts = [_texts(row, differing, _trained(row.cell) in several) for row in rows]
+    return Grid(title, HEADER, tuple(tuple(one) for one in texts), 2)
 
 
-def _texts(row: _Row, differing: Sequence[str]) -> Iterator[str]:
+def _trained(cell: Cell) -> Hashable:
+    """What is equal of cells whose weights readers would take for the same."""
+    one, place = cell.setting, cell.place
+    method = one.method.removesuffix(" verified")
+    return method, one.variant, one.block_size, one.target, one.draft, place["alignment"], place["draft_model"]
+
+
+def _texts(row: _Row, differing: Sequence[str], is_told: bool) -> Iterator[str]:
     delta = row.numbers[DELTA_AR]
     yield row.cell.setting.label
     place = row.cell.place
-    yield ", ".join(_SETTINGS[one].format(place[one]) for one in differing if place[one] is not None)
+    shown = [_SETTINGS[one].format(place[one]) for one in differing if place[one] is not None]
+    shown += [f"weights {str(place['checkpoint'])[:8]}" if place["checkpoint"] else "the base's weights"] * is_told
+    yield ", ".join(shown)
     yield f"{row.numbers[SCORE].n:g}"
     yield text(row.numbers[SCORE], "measured")
     if row.is_reference:

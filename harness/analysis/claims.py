@@ -16,10 +16,12 @@ zero. Each claim is judged for itself: over the board, one in twenty may be deci
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +55,7 @@ from harness.analysis.gaps import (
 )
 from harness.analysis.measured import MACHINE, TASK_MEAN
 from harness.analysis.published import COST, FORWARD, RATE, SCORE
+from harness.errors import UserError
 from harness.results.tables import AVERAGE
 
 if TYPE_CHECKING:
@@ -619,17 +622,26 @@ def gaps_to_rich(gaps: pd.DataFrame) -> Group:
     return Group(*parts, Text(caption, "dim"))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the board of the published numbers, then one for each measured model."""
-    from harness.analysis.data import open_data
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the board of the published numbers, then one for each measured model.
+
+    Returns:
+        0; 2 after a mistake in the arguments.
+    """
+    from harness.analysis.data import open_named
 
     parser = argparse.ArgumentParser(
         prog="python -m harness.analysis.claims", description="What the paper's numbers say, and what was measured"
     )
-    parser.add_argument("folders", nargs="*", help="results folders; the reference results and results/runs if none")
+    told = "results folders; the reference results and results/runs if none"
+    parser.add_argument("folders", nargs="*", type=Path, help=told)
     parser.add_argument("--gaps", action="store_true", help="also print every gap with its sampling error")
     options = parser.parse_args(arguments)
-    data = open_data(*options.folders)
+    try:
+        data = open_named(options.folders)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
     console = Console(highlight=False)
     whole = board(data)
     of_source = {source: whole[whole["source"] == source] for source in (PUBLISHED, MEASURED)}
@@ -644,7 +656,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if not cells.empty:
                 console.print()
                 console.print(gaps_to_rich(all_gaps(cells, pairs)))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

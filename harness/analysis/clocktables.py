@@ -102,7 +102,7 @@ def blocks_of(source: Source, takes: Callable[[Setting], bool]) -> Iterator[Bloc
     """The paper's scale, measured or not, then other models; each machine and set of documents apart."""
     for scale in [SCALE, *(one for one in source.scales if one != SCALE)]:
         places: dict[tuple[Any, ...], list[Cell]] = defaultdict(list)
-        for cell in source.cells:
+        for cell in source.current:
             if cell.scale == scale and takes(cell.setting) and cell.place["batch_size"] is not None:
                 machine = tuple(str(cell.place[one] or "") for one in ("hardware", "device", "threads", "dtype"))
                 places[(*machine, cell.questions)].append(cell)

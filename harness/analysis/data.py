@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ from harness.analysis.pairs import Pairs
 from harness.analysis.published import PAPER, read_published, with_errors
 from harness.analysis.training import read_training
 from harness.config import ROOT
+from harness.errors import UserError
 from harness.models.checkpoints import default_checkpoints_dir
 
 REFERENCE = ROOT / "results" / "reference"
@@ -56,6 +58,20 @@ class Data:
     def training(self) -> pd.DataFrame:
         """``training.read_training``: logs beside the checkpoints and those kept with the results."""
         return read_training(default_checkpoints_dir(), *self.roots, report=self.results.report)
+
+
+def open_named(folders: Sequence[Path], quiet: bool = False) -> Data:
+    """The records of the folders that a user names, or of the default ones; the paper's numbers alone if none is there.
+
+    Raises:
+        UserError: a folder that is not there.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError("FOLDER", str(folder), "a results folder, such as results/runs")
+    if not folders and not any(path.is_dir() for path in (REFERENCE, RESULTS / "runs")):
+        folders = [RESULTS]
+    return open_data(*folders, quiet=quiet)
 
 
 def open_data(*roots: str | Path, quiet: bool = False) -> Data:

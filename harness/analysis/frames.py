@@ -9,6 +9,7 @@ What is damaged is named in ``results.problems`` and left out; nothing of it rai
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -71,6 +72,7 @@ class Results:
 
     def report(self, path: str, reason: str) -> None:
         """Add to ``problems``, and tell in one line on stderr."""
+        path = os.fsencode(path).decode("utf-8", "backslashreplace")  # a name may hold bytes that are no text
         reason = " ".join(reason.split())
         if path not in self._problems and not self._quiet:
             print(f"skipped: {path}: {reason}", file=sys.stderr, flush=True)
@@ -157,23 +159,26 @@ def _folders(roots: Iterable[str | Path], problems: list[tuple[str, str]]) -> li
             found.setdefault(path.resolve(), path)
             count += 1
         if not count:
-            problems.append((str(root), "no finished cell is here" if root.is_dir() else "no such folder"))
+            problems.append((str(root), "no finished cell is here" if os.path.isdir(root) else "no such folder"))
     return sorted(found.values())
 
 
 def _below(root: Path, problems: list[tuple[str, str]]) -> Iterator[Path]:
-    if (root / "record.json").exists():
+    exists, is_dir = os.path.exists, os.path.isdir  # unlike those of a path they do not raise where nothing may be read
+    if exists(root / "record.json"):
         yield root
         return
-    runs = root / "runs" if (root / "runs").is_dir() else root
+    runs = root / "runs" if is_dir(root / "runs") else root
     try:
-        paths = sorted(path for path in runs.iterdir() if path.is_dir() and not path.name.startswith("."))
+        paths = sorted(path for path in runs.iterdir() if is_dir(path) and not path.name.startswith("."))
     except OSError:
         return
     for path in paths:
-        if (path / "record.json").exists():
+        if not os.access(path, os.X_OK):
+            problems.append((str(path), "cannot be read: Permission denied"))
+        elif exists(path / "record.json"):
             yield path
-        elif (path / "documents.parquet").exists() and not (path / "partial.jsonl").exists():
+        elif exists(path / "documents.parquet") and not exists(path / "partial.jsonl"):
             problems.append((str(path), "record.json is missing"))
 
 

@@ -7,6 +7,7 @@ usual(measured(results))  # of cells that differ in nothing that the paper tells
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -33,7 +34,12 @@ SPEEDS = {
 }  # fmt: skip
 # What a speed on the clock depends on besides; ``is_usual``: the method's options are those of conf/method.
 MACHINE = ("hardware", "threads")
-BESIDES = ("key", "model", "options", "seed", "dtype", "limit", "created", *MACHINE, "is_usual")
+# Which weights a cell is of: cells that agree in all but the last are of one checkpoint, or of several trainings of it.
+WEIGHTS = ("model", "method", "variant", "alignment", "block_size", "draft_model", "options", "checkpoint")
+BESIDES = (
+    "key", "model", "options", "seed", "dtype", "limit", "created", *MACHINE, "alignment", "draft_model", "checkpoint",
+    "is_usual",
+)  # fmt: skip
 COLUMNS = (*IDENTITY, "value", "unit", "low", "high", "n", "se", *BESIDES)
 _NUMBERS = ("block_size", "tau", "cache_block", "batch_size", "num_drafts", "value", "low", "high", "n", "se")
 
@@ -69,7 +75,7 @@ def _rows(cell: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     identity = {name: cell.get(name) for name in IDENTITY if name not in ("scale", "task", "metric")}
     identity |= {name: cell.get(f"axis.{name}") for name in ("target", "draft")}
     drafts = cell.get("axis.num_drafts") if cell["method"] == "speculative" else None
-    identity |= {"scale": SCALES.get(cell["model"], cell["model"]), "num_drafts": drafts and float(drafts)}
+    identity |= {"scale": SCALES.get(cell["model"], cell["model"]), "num_drafts": number(drafts)}
     row = identity | {name: cell[name] for name in BESIDES if name != "is_usual"}
     row["is_usual"] = _is_usual(cell)
     row |= {"task": AVERAGE if cell["is_average"] else cell["benchmark"], "n": cell["n"]}
@@ -80,6 +86,15 @@ def _rows(cell: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         value = cell[metric] if cell["new_tokens"] else None
         if value is not None:
             yield row | {"metric": metric, "unit": unit, "value": value, "low": value, "high": value}
+
+
+def number(text: str | None) -> float | None:
+    """An option that is a number; None where it is another word, which a user's own method may have there."""
+    try:
+        found = math.nan if text is None else float(text)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def _is_usual(cell: Mapping[str, Any]) -> bool:
@@ -104,11 +119,29 @@ def _defaults(method: str) -> dict[str, str]:
 def usual(frame: pd.DataFrame) -> pd.DataFrame:
     """Of cells that agree in ``IDENTITY`` one: with the usual options, then most documents, then the newest.
 
-    They may differ in seed, dtype, limit, machine or a method's options; the column ``key`` says which one it is.
+    They may differ in seed, dtype, limit, machine or a method's options; the column ``key`` says which one it is. All
+    settings of a method are of the same weights (``is_current``).
     """
-    ranked = frame.sort_values(["n", "created", "key"], ascending=False, kind="stable")
+    ranked = frame[is_current(frame)].sort_values(["n", "created", "key"], ascending=False, kind="stable")
     whole = frame.groupby("key")["n"].max()  # a cell is chosen whole, not benchmark by benchmark
     ranked = ranked.assign(_whole=ranked["key"].map(whole))
     ranked = ranked.sort_values(["is_usual", "_whole"], ascending=False, kind="stable")
     kept = ranked.drop_duplicates(subset=list(IDENTITY))
     return frame.loc[kept.index.sort_values()].reset_index(drop=True)
+
+
+def is_current(frame: pd.DataFrame) -> pd.Series:
+    """Whether rows are of the weights that stand for their method.
+
+    Of several trainings these are those with most documents, then the newest. Settings of two trainings are no points
+    of one curve, nor the two sides of one difference.
+
+    Args:
+        frame: of ``measured``, or ``cells``.
+    """
+    by = {name: frame[name].astype(object).where(frame[name].notna(), "") for name in WEIGHTS}
+    by["method"] = by["method"].str.removesuffix(" verified")  # it has MARS's weights
+    told = pd.DataFrame(by).assign(whole=frame.groupby("key")["n"].transform("max"), created=frame["created"])
+    told = told.assign(key=frame["key"]).sort_values(["whole", "created", "key"], ascending=False, kind="stable")
+    first = told.groupby(list(WEIGHTS[:-1]), sort=False)["checkpoint"].transform("first")
+    return (told["checkpoint"] == first).reindex(frame.index)

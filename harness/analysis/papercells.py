@@ -2,7 +2,8 @@
 
 A ``Setting`` is what a table tells rows apart by. Cells that agree in it differ in what hardly changes an answer (the
 cache, batch size, seed, dtype, number of documents): the one with most documents stands for them, of equal ones the one
-with the usual cache, then the newest. The run key of whichever was taken stands beside its numbers in the CSV files.
+with the usual cache, then the newest. Of weights that were trained several times one training stands for all rows of
+its method (``measured.is_current``). The run key of whichever was taken stands beside its numbers in the CSV files.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from harness.analysis.data import Data
+from harness.analysis.measured import is_current
 from harness.analysis.names import METHODS, VARIANTS, name
 from harness.analysis.published import TEST_SIZES
 from harness.results.tables import AVERAGE
@@ -26,12 +28,13 @@ EVERY_TOKEN = "every token"  # Jacobi that guesses the whole rest of the answer:
 ONE_TOKEN = 1.0  # τ of one-token mode, under which entropy's 0 and margin's 1 stand too: their answers are the same
 # Options that are told where they are not this; others where cells of one model and method differ in them.
 DEFAULTS = {"acceptance": "greedy", "store": "separate", "initial": "prompt"}
-_TOLD = ("target", "draft", "num_drafts", "window_length")  # in columns or words of their own
+# In columns or words of their own; another method's option of such a name is an option like any other.
+_TOLD = {"speculative": ("target", "draft", "num_drafts"), "jacobi": ("window_length",)}
 _VARIANT_ORDER = ("base", "no_sft_loss", None, "compute_matched")
 _SIDES = {"ar_sft": "AR", "mars": "MARS"}
 _PLACE = (
     "cache", "cache_block", "accept_limit", "batch_size", "hardware", "device", "threads", "dtype", "seed", "limit",
-    "max_gen_toks", "draft_model", "alignment",
+    "max_gen_toks", "draft_model", "alignment", "checkpoint",
 )  # fmt: skip
 
 
@@ -117,8 +120,8 @@ class Cell:
         return asked, self.place["limit"], self.place["max_gen_toks"], self.place["seed"]
 
     def asks_the_same(self, other: Cell, task: str) -> bool:
-        """Whether both answered the same documents of a benchmark with the same numbers and limits."""
-        names = ("dtype", "seed", "limit", "max_gen_toks")
+        """Whether both answered the same documents of a benchmark with the same weights, numbers and limits."""
+        names = ("checkpoint", "dtype", "seed", "limit", "max_gen_toks")
         hashes = [one.benchmarks[task]["data_hash"] if task in one.benchmarks else None for one in (self, other)]
         return task in other.benchmarks and hashes[0] == hashes[1] and all(
             self.place[one] == other.place[one] for one in names
@@ -149,6 +152,13 @@ class Source:
         return [_cell(key, found, by_key[key], other[key]) for key, found in rows.items()]
 
     @cached_property
+    def current(self) -> list[Cell]:
+        """Those of the weights that stand for their method (``measured.is_current``)."""
+        frame = self.data.measured
+        keys = set(frame["key"][is_current(frame)])
+        return [cell for cell in self.cells if cell.key in keys]
+
+    @cached_property
     def scales(self) -> list[str]:
         """The paper's two, then other models that were measured."""
         return ["0.5b", "7b", *sorted({cell.scale for cell in self.cells} - {"0.5b", "7b"})]
@@ -156,14 +166,14 @@ class Source:
     @cached_property
     def _by_row(self) -> dict[tuple[str, Setting, str], list[Cell]]:
         found = defaultdict(list)
-        for cell in self.cells:
+        for cell in self.current:
             for task in cell.benchmarks:
                 found[cell.scale, cell.setting, task].append(cell)
         return found
 
     def settings(self, scale: str) -> list[Setting]:
         """Rows that were measured of a scale, in the order of tables."""
-        return sorted({cell.setting for cell in self.cells if cell.scale == scale}, key=lambda one: one.order)
+        return sorted({cell.setting for cell in self.current if cell.scale == scale}, key=lambda one: one.order)
 
     def tasks(self, scale: str, settings: Sequence[Setting]) -> list[str]:
         """Benchmarks of these rows: the paper's in its order, then the others by name."""
@@ -239,7 +249,8 @@ def _others(cells: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     found = {}
     for group in siblings.values():
         axes = [_axes(cell) for cell in group]
-        names = sorted({axis for one in axes for axis in one} - {*DEFAULTS, *_TOLD})
+        names = sorted({axis for one in axes for axis in one} - {*DEFAULTS})
+        names = [axis for axis in names if axis not in _TOLD.get(group[0]["method"], ())]
         differing = [axis for axis in names if len({one.get(axis) for one in axes}) > 1]
         for cell, one in zip(group, axes, strict=True):
             parts = [f"{axis}={one[axis]}" for axis, usual in DEFAULTS.items() if one.get(axis, usual) != usual]

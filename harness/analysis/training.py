@@ -84,6 +84,11 @@ def _about(path: Path, tell: Report) -> dict[str, Any] | None:
         tell(str(place), f"is no manifest: {type(error).__name__} {error}")
         return None
     is_text = all(one is None or isinstance(one, str) for one in texts.values())
+    try:
+        json.dumps([about, str(path)], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        tell(str(place), "is no manifest that can be shown: its texts or its path are not UTF-8")
+        return None
     block_size = about["block_size"]
     if not (is_text and isinstance(about["model"], str) and isinstance(about["kind"], str)):
         tell(str(place), "is no manifest: its model, kind, alignment, variant, beginning and time are not all texts")

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.data import Data
-from harness.analysis.measured import SCALES
+from harness.analysis.measured import SCALES, is_current
 from harness.results.stats import LEVEL
 
 # A method's settings on a model and benchmark: everything that a user may choose for it.
@@ -28,6 +28,8 @@ _CHUNK = 2_000_000  # documents drawn at once, so that memory stays small
 def settings(data: Data, *conditions: str) -> pd.DataFrame:
     """Of every greedy setting one cell: the one with most documents, of these the newest (seeds repeat a setting).
 
+    All settings of a method are of the same weights (``measured.is_current``).
+
     Args:
         conditions: further columns that tell settings apart (``CONDITIONS``).
 
@@ -38,6 +40,7 @@ def settings(data: Data, *conditions: str) -> pd.DataFrame:
     data.results.documents  # noqa: B018 (cells whose documents are damaged leave only when these are read)
     cells = data.results.cells
     cells = cells[cells["temperature"].fillna(0) == 0]
+    cells = cells[is_current(cells)]
     by = [*WHERE, *SETTING, *(name for name in conditions if name not in SETTING)]
     whole = cells.groupby("key")["n"].transform("max")  # a cell is chosen whole, not benchmark by benchmark
     ranked = cells.assign(whole=whole).sort_values(["whole", "created", "key"], ascending=False, kind="stable")

@@ -5,12 +5,14 @@ Drawings are ``matplotlib.figure.Figure`` objects on the Agg canvas, never pyplo
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +158,9 @@ def save(figure: Figure, folder: Path) -> list[Path]:
         if engine is not None:  # once; ``savefig`` would lay out and draw twice for each file
             engine.execute(drawing)
             drawing.set_layout_engine("none")
-        FigureCanvasAgg(drawing).print_png(png, metadata={"Software": None})
+        content = BytesIO()
+        FigureCanvasAgg(drawing).print_png(content, metadata={"Software": None})
+        _put(png, content.getvalue())
         about = {
             "Title": figure.title,
             "Subject": figure.caption,
@@ -164,11 +168,23 @@ def save(figure: Figure, folder: Path) -> list[Path]:
             "Producer": None,
             "CreationDate": None,
         }
-        FigureCanvasPdf(drawing).print_pdf(pdf, metadata=about)
-    figure.points.to_csv(csv, index=False, lineterminator="\n", float_format="%.12g")
+        content = BytesIO()
+        FigureCanvasPdf(drawing).print_pdf(content, metadata=about)
+        _put(pdf, content.getvalue())
+    _put(csv, figure.points.to_csv(index=False, lineterminator="\n", float_format="%.12g").encode())
     written = [pdf, png, csv]
-    for suffix, content in figure.extra.items():
+    for suffix, text in figure.extra.items():
         path = folder / f"{figure.name}.{suffix}"
-        path.write_text(content, encoding="utf-8")
+        _put(path, text.encode())
         written.append(path)
     return written
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all: half a figure would be taken for one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
