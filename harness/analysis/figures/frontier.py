@@ -34,7 +34,7 @@ METRICS: Mapping[str, tuple[str, Any, str]] = {
 _BLOCK_MARKERS = {2: "v", 4: "o", 8: "s", 16: "^", 32: "D"}
 _INTERVALS = "Vertical lines are 95 % intervals of the score; the dashed line is AR SFT with its interval as a band."
 Row = Mapping[str, Any]
-Look = tuple[str, Any, Any, bool]  # marker, line, colour, whether the marker is filled
+Look = tuple[str, Any, Any, str]  # marker, line, colour, how the marker is filled
 
 
 def make(data: Data) -> list[Figure]:
@@ -130,7 +130,14 @@ def _series(row: Row, source: str) -> str:
 
 def _rest_of(setting: str) -> str:
     """What a setting's name says of its cache, after threshold, block size and metric."""
-    return next((f" {cache}" for cache in ("no cache", "block cache") if cache in setting), "")
+    return next(
+        (f" {setting[setting.index(cache) :]}" for cache in ("no cache", "block cache") if cache in setting), ""
+    )
+
+
+def _fill(row: Row) -> str:
+    """How a mark is filled; half where the block cache was used, as in the figure of speedups."""
+    return "left" if " block cache" in row["series"] else "none" if " no cache" in row["series"] else "full"
 
 
 def _points(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -159,7 +166,8 @@ def _capped(points: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     for panel in panels[:PANELS]:
         part = points[points["panel"] == panel].sort_values(["source", "variant", "series"], kind="stable")
         sizes = part[part["method"] != AR].groupby("series").size().reset_index(name="size")
-        names = sizes.sort_values(["size", "series"], ascending=[False, True])["series"].tolist()
+        sizes["is_cache"] = sizes["series"].str.contains(" no cache| block cache")  # no method goes for want of these
+        names = sizes.sort_values(["is_cache", "size", "series"], ascending=[True, False, True])["series"].tolist()
         num_curves += len(names[SERIES:])
         lines = part[part["method"] == AR].drop_duplicates("source")
         part = pd.concat([lines, part[(part["method"] != AR) & part["series"].isin(names[:SERIES])]])
@@ -181,7 +189,7 @@ def _range(n: pd.Series) -> str:
 
 
 def draw_fig3(points: pd.DataFrame) -> Drawing:
-    """Colour and line tell the method, marker and shade the block size; a variant or another cache is open."""
+    """Colour and line tell the method, marker and shade the block size; filled are usual ones with the usual cache."""
     return _draw(points, _method_look)
 
 
@@ -190,20 +198,20 @@ def draw_fig6(points: pd.DataFrame) -> Drawing:
 
     def look(row: Row) -> Look:
         marker, line, color = METRICS[row["confidence"]]
-        return marker, line, color, not row["series"].endswith("cache")
+        return marker, line, color, _fill(row)
 
     return _draw(points, look)
 
 
 def _method_look(row: Row) -> Look:
     of = style.style(row["method"])
-    is_filled = not row["variant"] and not row["series"].endswith("cache")
+    fill = "none" if row["variant"] else _fill(row)
     if row["method"] != MARS:
-        return of.marker, of.line, of.color, is_filled
+        return of.marker, of.line, of.color, fill
     size = row["block_size"]
     shade = {2: 1.35, 8: 0.68, 16: 0.4, 32: 0.2}.get(size, 1.0)
     color = tuple(min(1.0, part * shade) for part in to_rgb(of.color))
-    return _BLOCK_MARKERS.get(size, "p"), (0, (4, 1.5)) if row["variant"] else of.line, color, is_filled
+    return _BLOCK_MARKERS.get(size, "p"), (0, (4, 1.5)) if row["variant"] else of.line, color, fill
 
 
 def _draw(points: pd.DataFrame, look: Callable[[Row], Look]) -> Drawing:
@@ -237,14 +245,15 @@ def _curves(place: Axes, part: pd.DataFrame, look: Callable[[Row], Look]) -> Ite
         yield name, place.axhline(one["score"], color=gray, lw=0.9, ls=line, label=name)
     for name, curve in part[part["method"] != AR].groupby("series", sort=False):
         first = curve.iloc[0]
-        marker, line, color, is_filled = look(first.to_dict())
+        marker, line, color, fill = look(first.to_dict())
         of_paper = first["source"] == "paper"
         size, width = (3.2, 0.8) if of_paper else (4.6, 1.3)
         x, y = curve[FORWARD], curve["score"]
         is_curve = curve["tau"].notna().all()
         place.vlines(x, curve["score_low"], curve["score_high"], color=color, lw=0.6, alpha=0.45)
         options = {"color": color, "marker": marker, "ms": size, "lw": width, "ls": line if is_curve else "none",
-                   "mfc": color if is_filled else "white", "mew": 0.8}  # fmt: skip
+                   "mfc": "white" if fill == "none" else color, "mfcalt": "white", "mew": 0.8,
+                   "fillstyle": "left" if fill == "left" else "full"}  # fmt: skip
         [drawn] = place.plot(x, y, label=str(name), zorder=3, **options)
         ringed = curve[curve["is_one_token"]]
         place.plot(ringed[FORWARD], ringed["score"], "o", ms=size + 4, mfc="none", mec="black", mew=0.6, zorder=4)

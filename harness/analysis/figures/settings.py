@@ -22,6 +22,7 @@ SETTING = (
 )  # fmt: skip
 CONDITIONS = ("hardware", "device", "threads", "dtype", "batch_size")  # which a comparison on the clock has to share
 RESAMPLES = 2_000
+_SIDES = {"ar_sft": "AR", "mars": "MARS"}
 _CHUNK = 2_000_000  # documents drawn at once, so that memory stays small
 
 
@@ -53,10 +54,19 @@ def _options_shown(cells: pd.DataFrame) -> list[str]:
     axes = [name for name in cells.columns if name.startswith("axis.")]
     counts = cells.groupby("method")[axes].nunique(dropna=False)
     varying = {method: [name for name in axes if row[name] > 1] for method, row in counts.iterrows()}
-    return [
-        ", ".join(f"{name.removeprefix('axis.')}={row[name]}" for name in varying[row["method"]] if row[name])
-        for row in cells.to_dict("records")
-    ]
+    return [", ".join(_shown(row, varying[row["method"]])) for row in cells.to_dict("records")]
+
+
+def _shown(row: dict[str, Any], varying: Sequence[str]) -> Iterator[str]:
+    """Who drafts for whom is always told, as in Table 6; other options where they differ."""
+    is_speculative = row["method"] == "speculative"
+    if is_speculative:
+        draft, target = (str(row.get(f"axis.{side}")) for side in ("draft", "target"))
+        yield f"{_SIDES.get(draft, draft)} → {_SIDES.get(target, target)}"
+    for name in varying:
+        axis = name.removeprefix("axis.")
+        if row[name] and not (is_speculative and axis in ("draft", "target")):
+            yield f"{'K' if is_speculative and axis == 'num_drafts' else axis}={row[name]}"
 
 
 def scale_of(model: str) -> str:
@@ -68,7 +78,8 @@ def setting_name(row: Any, skip: Sequence[str] = ()) -> str:
     """What a setting has beside its method, as short as it can be ("τ=0.95 B=4 no cache").
 
     Args:
-        row: with ``tau``, ``block_size``, ``confidence``, ``cache`` and, if it has options, ``options_shown``.
+        row: with ``tau``, ``block_size``, ``confidence``, ``cache``, its size and limit where it has them, and, if it
+            has options, ``options_shown``.
         skip: columns that are told elsewhere.
     """
     parts = []
@@ -78,7 +89,9 @@ def setting_name(row: Any, skip: Sequence[str] = ()) -> str:
     if "confidence" not in skip and row.get("confidence") in ("margin", "entropy"):
         parts.append(str(row["confidence"]))
     if "cache" not in skip and row.get("cache") in ("none", "block"):
-        parts.append("no cache" if row["cache"] == "none" else "block cache")
+        size = f" {row['cache_block']:g}" if known(row.get("cache_block")) else ""
+        is_wide = row.get("accept_limit") == "cache_block"
+        parts.append("no cache" if row["cache"] == "none" else f"block cache{size}{' accepted whole' * is_wide}")
     if "options" not in skip and row.get("options_shown"):
         text = str(row["options_shown"]).replace("_", " ")
         parts.append(text if len(text) <= 22 else text[:20].rstrip(" ,=[(") + "…")
