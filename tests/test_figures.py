@@ -497,3 +497,10 @@ def test_without_records_the_papers_numbers_are_drawn(tmp_path: Path, capsys: py
     said = capsys.readouterr().out
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["fig3.csv", "fig3.pdf", "fig3.png"]
     assert "python -m harness.run -m method=mars confidence=" in said.split("not measured:")[1]
+
+
+def test_models_take_turns_and_averages_come_first() -> None:
+    sizes = {("a", "average"): 2, ("a", "bbh"): 3, ("a", "ifeval"): 4, ("b", "ifeval"): 5}
+    panels = [(place, pd.DataFrame({"key": range(size)})) for place, size in sizes.items()]
+    order = [place for place, _ in equal_quality._in_turns(panels)]
+    assert order == [("b", "ifeval"), ("a", "average"), ("a", "ifeval"), ("a", "bbh")]

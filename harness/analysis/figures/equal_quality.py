@@ -70,8 +70,7 @@ def _points(data: Data) -> tuple[pd.DataFrame, str]:
     is_compared = (cells["method"] != AR) & cells["reference"].notna() & cells[FORWARD].notna()
     compared = cells[is_compared]
     found = matrices(data, [*compared["key"], *compared["reference"]], ["score"])
-    panels = list(compared.groupby(["model", "benchmark"], sort=True))
-    panels.sort(key=lambda panel: -len(panel[1]))  # stable: by name among equals
+    panels = _in_turns(list(compared.groupby(["model", "benchmark"], sort=True)))
     rows, num_methods = [], 0
     for (model, benchmark), part in panels[:PANELS]:
         is_baseline = (cells["method"] == AR) & cells["variant"].isna()
@@ -85,6 +84,20 @@ def _points(data: Data) -> tuple[pd.DataFrame, str]:
             rows += best
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     return frame, left_out(("panels", len(panels[PANELS:])), ("methods", num_methods))
+
+
+Panel = tuple[Any, pd.DataFrame]  # (model, benchmark) and their settings
+
+
+def _in_turns(panels: Sequence[Panel]) -> list[Panel]:
+    """Models take turns; of each its average comes first, then the benchmark with most settings, then by name."""
+    ranked = []
+    for model in sorted({model for (model, _), _ in panels}):
+        own = [panel for panel in panels if panel[0][0] == model]
+        own.sort(key=lambda panel: (panel[0][1] != AVERAGE, -len(panel[1])))
+        ranked += list(enumerate(own))
+    ranked.sort(key=lambda place: (place[0], -len(place[1][1])))
+    return [panel for _, panel in ranked]
 
 
 def _best(
