@@ -114,7 +114,7 @@ def test_fig6_has_the_metrics_that_were_measured(figures: dict[str, Figure]) -> 
     figure = figures["fig6"]
     curves = figure.points[figure.points["method"] == "mars"]
     found = curves.groupby("confidence")["tau"].apply(list).to_dict()
-    assert found == {"entropy": [0.3], "probability": [1.0, 0.95, 0.7, 0.95]}
+    assert found == {"entropy": [0.3], "probability": [1.0, 0.95, 0.7]}, "one of them has the block cache"
     assert "Not measured: margin." in figure.caption
 
 

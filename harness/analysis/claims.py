@@ -561,7 +561,7 @@ def _tasks(found: Comparison) -> str:
     if found.is_one:
         [one] = found.tasks
         size = f", {one.n:,.0f} documents" if one.n == one.n else ""
-        return f"{one.task}{size}, p={one.p:.3f}"
+        return f"{one.task}{size}, {'p<0.001' if one.p < 0.001 else f'p={one.p:.3f}'}"
     up, down = (sum(gap.gap * sign > 0 for gap in found.tasks) for sign in (1, -1))
     sure = ", ".join(f"{len(_certain(found, sign))} {word}" for sign, word in ((1, "up"), (-1, "down"))
                      if _certain(found, sign))  # fmt: skip

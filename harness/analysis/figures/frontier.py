@@ -62,14 +62,12 @@ def fig6(data: Data) -> Figure:
     """The frontiers of the acceptance metrics, where more than one was measured."""
     cells = _measured(data)
     is_curve = (cells["method"] == MARS) & (cells["confidence"] != "")
-    curves = cells[is_curve].copy()
+    curves = cells[is_curve & ~cells["setting"].str.contains(" no cache| block cache")].copy()
     where = [
         f"{row['panel']}, {style.display(MARS, row['variant'] or None)} B={row['block_size']:g}"
         for row in curves.to_dict("records")
     ]
-    series = [row["confidence"] + _rest_of(row["setting"]) for row in curves.to_dict("records")]
-    curves = curves.assign(panel=pd.Series(where, curves.index, "object"))
-    curves = curves.assign(series=pd.Series(series, curves.index, "object"))
+    curves = curves.assign(panel=pd.Series(where, curves.index, "object"), series=curves["confidence"])
     several = curves.groupby("panel")["confidence"].nunique()
     curves = curves[curves["panel"].isin(several[several > 1].index)]
     references = cells[cells["method"] == AR]
@@ -79,7 +77,7 @@ def fig6(data: Data) -> Figure:
     caption = (
         "Score against committed tokens per forward for the three ways to measure confidence: the top probability and "
         "the margin of the two highest have to reach τ, the entropy (nats) must not exceed it; ringed: one token "
-        f"per forward. {_INTERVALS}"
+        f"per forward. With the cursor cache. {_INTERVALS}"
     )
     if len(points):
         caption += f" Measured: {_range(points['n'])} documents."
@@ -126,13 +124,6 @@ def _series(row: Row, source: str) -> str:
     name = style.display(row["method"], row["variant"] if known(row["variant"]) else None)
     rest = setting_name({**row, "confidence": None}, skip=("tau",))
     return " ".join(part for part in ("paper:" if source == "paper" else "", name, rest) if part)
-
-
-def _rest_of(setting: str) -> str:
-    """What a setting's name says of its cache, after threshold, block size and metric."""
-    return next(
-        (f" {setting[setting.index(cache) :]}" for cache in ("no cache", "block cache") if cache in setting), ""
-    )
 
 
 def _fill(row: Row) -> str:

@@ -93,7 +93,7 @@ def setting_name(row: Any, skip: Sequence[str] = ()) -> str:
         is_wide = row.get("accept_limit") == "cache_block"
         parts.append("no cache" if row["cache"] == "none" else f"block cache{size}{' accepted whole' * is_wide}")
     if "options" not in skip and row.get("options_shown"):
-        text = str(row["options_shown"]).replace("_", " ")
+        text = str(row["options_shown"]).replace("window_length=", "n=").replace("_", " ")
         parts.append(text if len(text) <= 22 else text[:20].rstrip(" ,=[(") + "…")
     return " ".join(parts)
 

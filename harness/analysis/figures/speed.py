@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.colors import to_rgb
 
 from harness.analysis.data import Data
 from harness.analysis.figures import style
@@ -286,8 +287,8 @@ def draw_speedup(points: pd.DataFrame) -> Drawing:
             place.hlines(row["speedup"], row["forward_low"], row["forward_high"], color=of.color, lw=0.7, alpha=0.6)
             place.vlines(row[FORWARD], row["speedup_low"], row["speedup_high"], color=of.color, lw=0.7, alpha=0.6)
             [mark] = place.plot(
-                row[FORWARD], row["speedup"], of.marker, color=of.color, ms=5, mew=0.9, markerfacecoloralt="white",
-                fillstyle=_CACHES.get(row["cache"], "full"), label=_name(row),
+                row[FORWARD], row["speedup"], of.marker, color=_face(row, of.color), mec=of.color, ms=5, mew=0.9,
+                markerfacecoloralt="white", fillstyle=_CACHES.get(row["cache"], "full"), label=_name(row),
             )  # fmt: skip
             handles.setdefault(_name(row), mark)
     names = [style.display(method) for method in style.METHOD_STYLES]
@@ -300,6 +301,13 @@ def draw_speedup(points: pd.DataFrame) -> Drawing:
     for place, (_, part) in zip(axes.flat, panels, strict=False):
         label_points(place, [(1, 1, ""), *zip(part[FORWARD], part["speedup"], part["setting"], strict=True)])
     return drawing
+
+
+def _face(row: dict[str, Any], color: str) -> Any:
+    """A method's colour, made light for a checkpoint that is not its usual one."""
+    red, green, blue = to_rgb(color)
+    light = 0.65 if known(row["variant"]) else 0.0
+    return tuple(one + light * (1 - one) for one in (red, green, blue))
 
 
 def _diagonals(place: Axes, part: pd.DataFrame) -> None:

@@ -85,6 +85,7 @@ def draw(points: pd.DataFrame) -> Drawing:
 def _draw_mars(axis: Axes, logs: pd.DataFrame) -> None:
     """A colour for each checkpoint, a line style for each stream."""
     handles = []
+    logs = logs.sort_values(["block_size", "variant"], na_position="first", kind="stable")
     for (name, part), look in zip(logs.groupby("name", sort=False), LOOKS, strict=False):
         color, marker = look
         for stream, line in STREAMS.items():
@@ -139,6 +140,7 @@ def _draw_other(axis: Axes, logs: pd.DataFrame, name: str) -> None:
         axis.plot(
             one["tokens"].astype(float) / 1e6, one["value"].astype(float), color=look.color, marker=look.marker,
             markersize=3, linestyle=look.line, label=label, alpha=1 - 0.6 * i / heads,
+            markerfacecolor=look.color if pd.isna(logs["variant"].iloc[0]) else "white",
         )  # fmt: skip
 
 
