@@ -418,6 +418,19 @@ def test_speculation_is_compared_with_speculation_and_with_plain_ar(tables: dict
     assert [row[0] for row in grid.rows if row[2] == ""] == ["AR → MARS K=4 B=4 τ=0.95"], "never measured"
 
 
+@pytest.mark.parametrize("alignments", [("paper",), ("paper", "released")], ids=" ".join)
+def test_the_alignment_of_mars_does_not_part_it_from_ar(tmp_path: Path, alignments: tuple[str, ...]) -> None:
+    world = World(tmp_path)
+    world.add("speculative", SPECULATIVE, bool, n=10, seconds=0.8)
+    for n, alignment in enumerate(alignments):
+        key = world.add("speculative", COMPOSED, bool, n=10, seconds=0.4, checkpoint=f"{n}" * 16)
+        made.edit(tmp_path / "runs" / key, lambda found, told=alignment: found["checkpoint"].update(alignment=told))
+    [*_, grid] = tables_of(tmp_path)["table6"].grids
+    shown = {row[0]: row[grid.header.index("speedup")] for row in grid.rows if row[2]}
+    label, several = "MARS → MARS K=4 B=4 τ=0.95", len(alignments) > 1
+    assert shown == {"AR → AR K=4": "1.00"} | {label + f" alignment={one}" * several: "2.00" for one in alignments}
+
+
 # --- whatever the order
 
 

@@ -111,7 +111,8 @@ def _number(
     if metric == DELTA_AR:
         _compare(source, number, cell)
     elif metric in (SPEEDUP, SPEEDUP_AR):
-        plain = setting._replace(block_size=None, tau=None, confidence=None, target="ar_sft", draft="ar_sft")
+        other = " ".join(one for one in setting.other.split() if not one.startswith("alignment="))  # AR SFT has none
+        plain = Setting("speculative", target="ar_sft", draft="ar_sft", num_drafts=setting.num_drafts, other=other)
         fill_clock(number, cell, newest.get(plain if metric == SPEEDUP else AR))
     else:
         fill_clock(number, cell, None)

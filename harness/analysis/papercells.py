@@ -252,9 +252,12 @@ def _others(cells: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         names = sorted({axis for one in axes for axis in one} - {*DEFAULTS})
         names = [axis for axis in names if axis not in _TOLD.get(group[0]["method"], ())]
         differing = [axis for axis in names if len({one.get(axis) for one in axes}) > 1]
+        if len({one["alignment"] for one in axes if "alignment" in one}) < 2 and "alignment" in differing:
+            differing.remove("alignment")  # AR SFT's weights have none: beside MARS's they tell no rows apart
         for cell, one in zip(group, axes, strict=True):
             parts = [f"{axis}={one[axis]}" for axis, usual in DEFAULTS.items() if one.get(axis, usual) != usual]
-            parts += [f"{axis}={_short(one.get(axis, 'null'))}" for axis in differing]
+            told = [axis for axis in differing if axis != "alignment" or axis in one]
+            parts += [f"{axis}={_short(one.get(axis, 'null'))}" for axis in told]
             if cell["method"] == "jacobi":
                 parts.insert(0, f"n={one['window_length']}" if one.get("window_length") else EVERY_TOKEN)
             found[cell["key"]] = " ".join(parts)
