@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from harness.analysis.figures.settings import (
     setting_name,
     settings,
 )
-from harness.analysis.published import FORWARD, RATE
+from harness.analysis.published import FORWARD, RATE, SCORE
 from harness.results.stats import LEVEL, MIN_CLUSTERS, Interval, bonett_price, mean_interval, student
 from harness.results.tables import AVERAGE
 
@@ -56,6 +56,7 @@ def make(data: Data) -> list[Figure]:
         "many documents counts as not within the bound, whatever the method guarantees. The dashed line is AR SFT; "
         "each cell was timed once."
     )
+    caption += "".join(_other_baselines(data))
     if len(points):
         documents = sorted({f"{n:,.0f}" for n in points["n"]}, key=lambda text: int(text.replace(",", "")))
         caption += f" Shared documents: {documents[0]}" + (f" to {documents[-1]}." if documents[1:] else ".")
@@ -84,6 +85,21 @@ def _points(data: Data) -> tuple[pd.DataFrame, str]:
             rows += best
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     return frame, left_out(("panels", len(panels[PANELS:])), ("methods", num_methods))
+
+
+def _other_baselines(data: Data) -> Iterator[str]:
+    """A sentence for each AR SFT checkpoint that is not the reference: what a bound against it would start from."""
+    scores = data.usual[
+        (data.usual["metric"] == SCORE) & (data.usual["method"] == AR) & (data.usual["task"] != AVERAGE)
+    ]
+    usual = scores[scores["variant"].isna()].drop_duplicates(["scale", "task"])
+    for row in scores[scores["variant"].notna()].drop_duplicates(["scale", "task", "variant"]).to_dict("records"):
+        beside = usual[(usual["scale"] == row["scale"]) & (usual["task"] == row["task"])]["value"]
+        if len(beside):
+            yield (
+                f" Not the reference: {style.display(AR, row['variant'])} has a score of {row['value']:.1f} on "
+                f"{style.panel_title(row['scale'], row['task'])}, the reference {beside.iloc[0]:.1f}."
+            )
 
 
 Panel = tuple[Any, pd.DataFrame]  # (model, benchmark) and their settings

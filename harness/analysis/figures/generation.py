@@ -26,6 +26,7 @@ from harness.results.tables import AVERAGE, BASELINE
 
 NAME, TITLE = "generation", "One generation: tokens committed by one forward are shaded alike"
 METHOD = "mars"
+CONFIDENCE = "probability"
 LEAST = 1.05  # tokens per forward: below it there is nothing to show
 SHADES = ("#DCEBF7", "#9CC5E6")  # of one forward and the next; 92 % and 74 % grey
 EDGE = "#2B4C66"
@@ -63,10 +64,10 @@ class Choice:
 def choose(data: Data) -> Choice | None:
     """The answer to show; always the same for the same records.
 
-    The cell: of MARS's that commit more than one token per forward and have a reference, those whose paired loss in
-    score from AR SFT is not shown (the interval of the difference reaches zero), and of these the one with most tokens
-    per forward; where all lose, the one that loses least. The document: of those that both answered correctly and whose
-    tokens are known, the one of median length in MARS's tokens.
+    The cell: of MARS's that accept by the top probability, commit more than one token per forward and have a reference,
+    those whose paired loss in score from AR SFT is not shown (the interval of the difference reaches zero), and of these
+    the one with most tokens per forward; where all lose, the one that loses least. The document: of those that both
+    answered correctly and whose tokens are known, the one of median length in MARS's tokens.
 
     Returns:
         None where there is no such document.
@@ -74,7 +75,8 @@ def choose(data: Data) -> Choice | None:
     documents = data.results.documents
     known = set(documents["key"][documents["token_ends"].notna()])
     rows = data.usual[(data.usual["metric"] == FORWARD) & (data.usual["task"] != AVERAGE)]
-    rows = rows[(rows["method"] == METHOD) & (rows["value"] >= LEAST) & rows["key"].isin(known)]
+    rows = rows[(rows["method"] == METHOD) & (rows["confidence"] == CONFIDENCE) & (rows["value"] >= LEAST)]
+    rows = rows[rows["key"].isin(known)]
     losing: list[tuple[float, Choice]] = []
     for row in rows.sort_values(["value", "n", "key"], ascending=[False, False, True]).to_dict("records"):
         cell = {str(name): value for name, value in row.items()}

@@ -26,7 +26,7 @@ PARTS = {
     ("eagle", "soft"): "soft cross-entropy",
     ("eagle", "regression"): "",  # a distance between hidden states, no cross-entropy
 }
-LOOKS = (("#D55E00", "o"), ("#0072B2", "^"), ("#000000", "s"), ("#009E73", "D"), ("#CC79A7", "v"), ("#7F7F7F", "P"))
+LOOKS = (("#D55E00", "o"), ("#0072B2", "^"), ("#5B3A8C", "s"), ("#009E73", "D"), ("#CC79A7", "v"), ("#7F7F7F", "P"))
 MOST = len(LOOKS)  # MARS checkpoints of a panel
 
 
@@ -104,7 +104,7 @@ def _draw_mars(axis: Axes, logs: pd.DataFrame) -> None:
         for stream, line in STREAMS.items()
         if (logs["part"] == stream).any()
     ]
-    axis.legend(handles=[*handles, *streams], loc="best")
+    axis.legend(handles=[*handles, *streams], loc="best", frameon=True, framealpha=0.9, edgecolor="none")
 
 
 def _checkpoint(row: pd.Series, name: str) -> str:
