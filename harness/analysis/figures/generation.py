@@ -65,8 +65,8 @@ def choose(data: Data) -> Choice | None:
     """The answer to show; always the same for the same records.
 
     The cell: of MARS's that accept by the top probability, commit more than one token per forward and have a reference,
-    those whose paired loss in score from AR SFT is not shown (the interval of the difference reaches zero), and of these
-    the one with most tokens per forward; where all lose, the one that loses least. The document: of those that both
+    those whose paired loss in score from AR SFT is not shown (the interval of the difference reaches zero), of these
+    the one with most tokens per forward; where all lose, that which loses least. The document: of those that both
     answered correctly and whose tokens are known, the one of median length in MARS's tokens.
 
     Returns:
