@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from harness.analysis.published import SCORE
+from harness.analysis.schema import plain_rows
 from harness.results.stats import LEVEL, Interval, holm, mean_interval, two_sided
 from harness.results.tables import AVERAGE
 
@@ -73,8 +74,7 @@ def rows_of(cells: pd.DataFrame, pairs: Pairs | None = None) -> Rows:
     Without an ``se`` of its own a row has that of its interval: its width over twice 1.96.
     """
     rows = Rows(pairs=pairs)
-    for record in cells.to_dict("records"):
-        row: Row = {str(name): None if value is pd.NA or value != value else value for name, value in record.items()}
+    for row in plain_rows(cells):
         if row.get("value") is None:
             continue
         for name in ("value", "low", "high", "n", "se"):

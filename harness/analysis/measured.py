@@ -17,6 +17,7 @@ import yaml
 
 from harness.analysis.frames import Results
 from harness.analysis.published import FORWARD, IDENTITY, RATE, SCORE, SECONDS, UNITS
+from harness.analysis.schema import plain_rows
 from harness.config import CONF
 from harness.results.tables import AVERAGE
 
@@ -55,19 +56,12 @@ def measured(results: Results) -> pd.DataFrame:
         with a temperature are left out: the paper has none.
     """
     cells = results.cells
-    rows = [row for cell in _plain(cells) for row in _rows(cell)]
+    rows = [row for cell in plain_rows(cells) if not cell["temperature"] for row in _rows(cell)]
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     kept = ("created", "is_usual")
     return frame.astype(
         {name: "float64" if name in _NUMBERS else "object" for name in COLUMNS if name not in kept} | {"is_usual": bool}
     )
-
-
-def _plain(cells: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    for row in cells.to_dict("records"):
-        found = {str(name): None if value is pd.NA else value for name, value in row.items()}
-        if not found["temperature"]:
-            yield found
 
 
 def _rows(cell: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
-
-import pandas as pd
 
 from harness.analysis.data import Data
 from harness.analysis.measured import is_current
 from harness.analysis.names import METHODS, VARIANTS, name
 from harness.analysis.published import TEST_SIZES
+from harness.analysis.schema import plain_rows
 from harness.results.tables import AVERAGE
 
 USUAL_CACHE = "cursor"
@@ -142,10 +141,10 @@ class Source:
     def cells(self) -> list[Cell]:
         """Every greedy cell."""
         by_key: dict[str, dict[tuple[str, str], dict[str, Any]]] = defaultdict(dict)
-        for row in _plain(self.data.measured):
+        for row in plain_rows(self.data.measured):
             by_key[row["key"]][row["task"], row["metric"]] = row
         rows: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
-        for row in _plain(self.data.results.cells):
+        for row in plain_rows(self.data.results.cells):
             if row["key"] in by_key and not row["is_average"]:
                 rows[row["key"]][row["benchmark"]] = row
         other = _others([next(iter(found.values())) for found in rows.values()])
@@ -204,18 +203,9 @@ class Source:
         """Rows of ``published`` of one of the paper's tables, by row, then by task and metric."""
         found: Published = defaultdict(dict)
         frame = self.data.published
-        for row in _plain(frame[(frame["table"] == table) & (frame["scale"] == scale)]):
+        for row in plain_rows(frame[(frame["table"] == table) & (frame["scale"] == scale)]):
             found[_published_setting(row)][row["task"], row["metric"]] = row
         return found
-
-
-def _plain(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Rows with None for what is missing."""
-    for record in frame.to_dict("records"):
-        yield {
-            str(k): None if v is pd.NA or v is pd.NaT or (isinstance(v, float) and v != v) else v
-            for k, v in record.items()
-        }
 
 
 def _published_setting(row: Mapping[str, Any]) -> Setting:

@@ -10,18 +10,15 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from harness.analysis.gaps import Z
-from harness.analysis.measured import EQUIVALENT, POSITIONS, TASK_MEAN
+from harness.analysis.measured import SPEEDS
 from harness.analysis.papercells import Cell, Setting
-from harness.analysis.published import DELTA, FORWARD, RATE, SCORE, SECONDS, SPEEDUP, UNITS
+from harness.analysis.published import DELTA, RATE, SCORE, SECONDS, SPEEDUP, UNITS
 from harness.results.stats import LEVEL, Comparison, holm, two_sided
 from harness.results.tables import AVERAGE
 
 DELTA_AR = "delta_ar_sft"  # paired, from AR SFT; ``DELTA`` is the paper's, from one-token mode
 SPEEDUP_AR = "speedup_over_ar_sft"
-UNIT = UNITS | {
-    DELTA_AR: "points", SPEEDUP_AR: UNITS[SPEEDUP], TASK_MEAN: UNITS[FORWARD], EQUIVALENT: UNITS[FORWARD],
-    POSITIONS: "positions / token",
-}  # fmt: skip
+UNIT = UNITS | SPEEDS | {DELTA_AR: "points", SPEEDUP_AR: UNITS[SPEEDUP]}
 SAMPLED = (SCORE, DELTA_AR, DELTA)  # those that have an interval
 COLUMNS = (
     "table", "scale", "model", *Setting._fields, "cache", "cache_block", "accept_limit", "batch_size", "hardware",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -260,6 +260,15 @@ def make_frame(frame: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(
         {name: pd.Series([row.get(name) for row in rows], dtype=one.dtype(frame)) for name, one in wanted.items()}
     )
+
+
+def plain_rows(data: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Rows of a frame with None for what is missing."""
+    for record in data.to_dict("records"):
+        yield {
+            str(k): None if v is pd.NA or v is pd.NaT or (isinstance(v, float) and v != v) else v
+            for k, v in record.items()
+        }
 
 
 def mismatches(frame: str, data: pd.DataFrame) -> list[str]:
